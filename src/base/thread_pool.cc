@@ -1,0 +1,120 @@
+#include "base/thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <chrono>
+
+#include "base/check.h"
+#include "base/error.h"
+
+namespace braid {
+namespace {
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+std::vector<int> allowed_processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> processors;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    for (int i = 0; i < CPU_SETSIZE; ++i) {
+      if (CPU_ISSET(i, &set)) processors.push_back(i);
+    }
+  }
+  if (processors.empty()) processors.push_back(0);
+  return processors;
+}
+
+void pin_to(pthread_t thread, int processor) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(processor, &set);
+  if (pthread_setaffinity_np(thread, sizeof(set), &set) != 0) {
+    throw Error("cannot pin a thread to processor {}", processor);
+  }
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(const ThreadPoolOptions& options) : spin_us_(options.spin_us) {
+  const std::vector<int> processors = allowed_processors();
+  num_threads_ =
+      options.num_threads > 0 ? options.num_threads : static_cast<int>(processors.size());
+  // Spinning pays only if every thread has a processor to itself.
+  if (num_threads_ > static_cast<int>(processors.size())) spin_us_ = 0;
+  workers_.reserve(num_threads_ - 1);
+  for (int i = 1; i < num_threads_; ++i) workers_.emplace_back([this, i] { worker(i); });
+  if (options.pin) {
+    pin_to(pthread_self(), processors[0]);
+    for (int i = 1; i < num_threads_; ++i) {
+      pin_to(workers_[i - 1].native_handle(), processors[i % processors.size()]);
+    }
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  stop_.store(true, std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_release);
+  epoch_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::run_erased(ErasedBody body, const void* context) {
+  if (num_threads_ == 1) {
+    body(context, 0);
+    return;
+  }
+  BRAID_CHECK(running_.load(std::memory_order_relaxed) == 0,
+              "a parallel region started inside another");
+  body_ = body;
+  context_ = context;
+  running_.store(num_threads_ - 1, std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
+  body(context, 0);
+  const auto spin_end = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us_);
+  for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins) {
+    if (spin_us_ == 0 || (spins % 1024 == 1023 && std::chrono::steady_clock::now() > spin_end)) {
+      const int left = running_.load(std::memory_order_acquire);
+      if (left != 0) running_.wait(left, std::memory_order_acquire);
+    } else {
+      relax();
+    }
+  }
+}
+
+void ThreadPool::wait_for_epoch_change(uint32_t seen) {
+  if (spin_us_ > 0) {
+    const auto spin_end = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us_);
+    for (;;) {
+      for (int i = 0; i < 256; ++i) {
+        if (epoch_.load(std::memory_order_acquire) != seen) return;
+        relax();
+      }
+      if (std::chrono::steady_clock::now() > spin_end) break;
+    }
+  }
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  while (epoch_.load(std::memory_order_seq_cst) == seen)
+    epoch_.wait(seen, std::memory_order_seq_cst);
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void ThreadPool::worker(int thread) {
+  uint32_t seen = 0;
+  for (;;) {
+    wait_for_epoch_change(seen);
+    // Regions never overlap, so the epoch moves by one between two visits of a worker.
+    ++seen;
+    if (stop_.load(std::memory_order_relaxed)) return;
+    body_(context_, thread);
+    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
+  }
+}
+
+}  // namespace braid

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace braid {
+
+struct ThreadPoolOptions {
+  int num_threads = 0;  // caller included; 0: one per processor the process may run on
+  bool pin = false;     // bind thread i to the i-th of those processors
+  int spin_us = 200;    // how long an idle worker spins before it sleeps
+};
+
+// Workers that live as long as the pool and run one parallel region at a time. The calling thread
+// takes part as thread 0. Regions may be started by one thread at a time; a region must not start
+// another on the same pool. Results never depend on the number of threads as long as each item
+// writes its own output.
+class ThreadPool {
+ public:
+  explicit ThreadPool(const ThreadPoolOptions& options = {});
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return num_threads_; }
+
+  // Calls body(thread) once on each thread, 0 <= thread < num_threads(). body must not throw.
+  template <typename Body>
+  void run(const Body& body) {
+    run_erased(
+        [](const void* context, int thread) { (*static_cast<const Body*>(context))(thread); },
+        &body);
+  }
+
+  // Calls body(begin, end, thread) for ranges that cover [0, count) once, each of `grain` items
+  // (the last may be shorter), handed out in order as threads become free.
+  template <typename Body>
+  void parallel_for(int64_t count, int64_t grain, const Body& body) {
+    if (count <= 0) return;
+    if (grain < 1) grain = 1;
+    if (num_threads_ == 1 || count <= grain) {
+      for (int64_t i = 0; i < count; i += grain) body(i, i + grain < count ? i + grain : count, 0);
+      return;
+    }
+    next_.store(0, std::memory_order_relaxed);
+    run([&](int thread) {
+      for (;;) {
+        const int64_t begin = next_.fetch_add(grain, std::memory_order_relaxed);
+        if (begin >= count) return;
+        body(begin, begin + grain < count ? begin + grain : count, thread);
+      }
+    });
+  }
+
+ private:
+  using ErasedBody = void (*)(const void* context, int thread);
+  void run_erased(ErasedBody body, const void* context);
+  void worker(int thread);
+  void wait_for_epoch_change(uint32_t seen);
+
+  int num_threads_;
+  int spin_us_;
+  ErasedBody body_ = nullptr;
+  const void* context_ = nullptr;
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // a new value starts a region; futex word
+  alignas(64) std::atomic<int> running_{0};     // workers still inside the region
+  alignas(64) std::atomic<int64_t> next_{0};    // next item of parallel_for
+  alignas(64) std::atomic<int> sleepers_{0};
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace braid
