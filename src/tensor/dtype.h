@@ -22,9 +22,11 @@ struct Float16 {
   uint16_t bits;
 };
 
-inline float to_float(BFloat16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
+[[gnu::always_inline]] inline float to_float(BFloat16 x) {
+  return std::bit_cast<float>(uint32_t{x.bits} << 16);
+}
 // Round to nearest even; NaN stays NaN.
-inline BFloat16 to_bfloat16(float x) {
+[[gnu::always_inline]] inline BFloat16 to_bfloat16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40)};
   return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};

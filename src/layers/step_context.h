@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ops/attention/paged_kv.h"
+#include "ops/linear/linear.h"
+#include "tensor/stream.h"
+#include "tensor/workspace.h"
+
+namespace braid {
+
+// What every layer of a forward pass sees of the step: the flat batch (rows of all sequences one
+// after the other) and where each layer's keys and values go. Built by the runner; constant during
+// the pass.
+struct StepContext {
+  Stream& stream;
+  Workspace& workspace;
+  ActivationPrecision precision = ActivationPrecision::kF32;
+
+  std::span<const int32_t> token_ids;  // [tokens]
+  std::span<const int32_t> positions;  // [tokens]
+  // Rows whose logits are wanted, ascending.
+  std::span<const int32_t> logits_rows;
+
+  // Per layer: the store it writes (or, if it shares, that of its donor) and the page lists to go
+  // with it.
+  struct LayerKv {
+    PagedKv store;
+    std::span<const SequenceRows> sequences;
+  };
+  std::span<const LayerKv> layer_kv;
+
+  // If set, called with each layer's output [tokens, hidden] (and the embedding as layer -1).
+  struct Observer {
+    virtual ~Observer() = default;
+    virtual void layer_output(int64_t layer, const TensorView& x) = 0;
+  };
+  Observer* observer = nullptr;
+
+  int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
+};
+
+}  // namespace braid

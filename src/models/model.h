@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cache/cache_layout.h"
+#include "checkpoint/weight_map.h"
+#include "layers/step_context.h"
+#include "tensor/tensor_view.h"
+
+namespace braid {
+
+// A row of `inspect`'s layer table.
+struct LayerInfo {
+  std::string attention;     // "full 2x512 (K=V)", "sliding 8x256, window 1024"
+  std::string feed_forward;  // "dense 2112 + moe 8 of 128 x 704"
+  int64_t num_parameters = 0;
+  int64_t bytes_read_per_token = 0;  // weights a single decoded token reads
+};
+
+// A loaded decoder: weights and straight-line code, no state. Immutable, so one model serves any
+// number of runners at once.
+class Model {
+ public:
+  virtual ~Model() = default;
+
+  virtual std::string family() const = 0;  // "gemma4"
+  virtual int64_t vocab_size() const = 0;
+  virtual int64_t hidden_size() const = 0;
+  virtual int64_t num_layers() const = 0;
+  virtual int64_t max_positions() const = 0;
+  virtual CacheLayout cache_layout() const = 0;
+  virtual LayerInfo layer_info(int64_t layer) const = 0;
+  virtual const LoadReport& load_report() const = 0;
+
+  // Runs the step's rows through all layers, writes their keys and values to the cache, and returns
+  // float32 logits [step.logits_rows.size(), vocab_size], in the step's workspace.
+  virtual TensorView forward(StepContext& step) const = 0;
+};
+
+}  // namespace braid

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "tensor/stream.h"
+#include "tensor/tensor_view.h"
+
+namespace braid {
+
+// All views: [rows, width] float32, rows may be strided.
+
+// y = gelu(gate) ⊙ up, gelu(x) = ½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))). y may be gate or up.
+void gelu_tanh_mul(Stream& stream, const TensorView& gate, const TensorView& up,
+                   const TensorView& y);
+
+// x += y
+void add(Stream& stream, const TensorView& x, const TensorView& y);
+
+// x *= factor
+void scale(Stream& stream, const TensorView& x, float factor);
+
+// x = cap · tanh(x / cap)
+void softcap(Stream& stream, const TensorView& x, float cap);
+
+// y[i] = x[rows[i]]
+void gather_rows(Stream& stream, const TensorView& x, std::span<const int32_t> rows,
+                 const TensorView& y);
+
+}  // namespace braid

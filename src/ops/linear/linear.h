@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "quant/weight.h"
+#include "tensor/stream.h"
+#include "tensor/tensor_view.h"
+#include "tensor/workspace.h"
+
+namespace braid {
+
+// To what the inputs of a matrix product are rounded; products are accumulated in float32 (int8:
+// exactly within a block of 32, then in float32).
+//   kF32   not at all. Quantised weights are expanded block by block in registers or cache.
+//   kBF16  to bfloat16 (nearest even).
+//   kInt8  symmetric int8 with one float32 scale per 32 inputs, for block-quantised weights;
+//   weights of
+//          plain formats then take kF32.
+enum class ActivationPrecision { kF32, kBF16, kInt8 };
+
+// Inputs of one or more products, prepared once. x: [tokens, cols] float32. Views live in the
+// workspace.
+struct LinearInput {
+  ActivationPrecision precision = ActivationPrecision::kF32;
+  TensorView x;       // float32; under kBF16 already rounded
+  TensorView codes;   // kInt8: int8 [tokens, cols]
+  TensorView scales;  // kInt8: float32 [tokens, cols / 32]
+  TensorView sums;    // kInt8: int16 [tokens, cols / 16], sums of codes
+};
+
+// kInt8 needs cols to be a multiple of 32 and falls back to kF32 (printed once) otherwise.
+LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
+                                 ActivationPrecision precision);
+
+// y[t, r] = Σ_c w[r, c] · x[t, c].  w: [rows, cols], x: [tokens, cols], y: [tokens, rows] float32,
+// rows may be strided. Each output is summed in an order that depends on cols, format and precision
+// alone: not on tokens, threads or neighbours.
+void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y);
+
+// One product per expert on its own rows: rows [offsets[e], offsets[e+1]) of x meet expert e's
+// matrix. w: [experts, rows, cols]; x: [tokens, cols] sorted by expert; offsets: experts + 1
+// values, from 0 to tokens; y: [tokens, rows]. Experts without tokens are not read.
+void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x,
+                    std::span<const int32_t> offsets, const TensorView& y);
+
+}  // namespace braid

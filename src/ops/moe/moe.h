@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "tensor/stream.h"
+#include "tensor/tensor_view.h"
+#include "tensor/workspace.h"
+
+namespace braid {
+
+// Chooses each token's experts: the k largest of logits [tokens, experts] (ties: the lower index
+// first; NaN counts as the smallest), written by descending logit. weights = softmax over all
+// experts, divided by the sum over the chosen ones, times expert_scale[expert] unless that view is
+// empty. experts: int32 [tokens, k]; weights: float32 [tokens, k].
+void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& expert_scale,
+                   const TensorView& experts, const TensorView& weights);
+
+// (token, choice) pairs sorted by expert, then by token. All arrays live in the workspace.
+struct ExpertGroups {
+  std::span<int32_t> offsets;  // [experts + 1]: pairs of expert e are [offsets[e], offsets[e+1])
+  std::span<int32_t> tokens;   // [tokens · k]: the token of each sorted pair
+  std::span<int32_t> places;   // [tokens · k]: where pair (token, choice) went
+};
+ExpertGroups group_by_expert(Stream& stream, Workspace& workspace, const TensorView& experts,
+                             int64_t num_experts);
+
+// out[t] = Σ_choice weights[t, choice] · y[place of (t, choice)], summed by ascending expert.
+// y: [tokens · k, width]; out: [tokens, width].
+void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& groups,
+                     const TensorView& experts, const TensorView& weights, const TensorView& out);
+
+}  // namespace braid
