@@ -1,0 +1,162 @@
+#include "cache/cache_plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "base/check.h"
+#include "base/error.h"
+
+namespace braid {
+namespace {
+
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxTokens = int64_t{1} << 40;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t checked_product(int64_t a, int64_t b, const CacheOptions& options) {
+  int64_t product;
+  if (__builtin_mul_overflow(a, b, &product)) {
+    throw Error("cache: max_tokens {} with max_sequences {} needs more memory than can be named",
+                options.max_tokens, options.max_sequences);
+  }
+  return product;
+}
+
+void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high) {
+    throw Error("cache: {} is {}, must be from {} to {}", name, value, low, high);
+  }
+}
+
+void check_options(const CacheOptions& options) {
+  check_range("page_tokens", options.page_tokens, 8, 256);
+  if (!std::has_single_bit(static_cast<uint64_t>(options.page_tokens))) {
+    throw Error("cache: page_tokens is {}, must be a power of two", options.page_tokens);
+  }
+  if (options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
+    throw Error("cache: kv_dtype is {}, must be f32 or bf16", dtype_name(options.kv_dtype));
+  }
+  check_range("max_tokens", options.max_tokens, 1, kMaxTokens);
+  check_range("max_sequences", options.max_sequences, 1, kMaxInt32);
+  check_range("max_sequence_tokens", options.max_sequence_tokens, 1, kMaxInt32);
+  check_range("max_step_tokens", options.max_step_tokens, 1, kMaxInt32);
+}
+
+// The most pages that max_sequences sequences of max_tokens tokens together can need: each may end
+// in a page with a single token.
+int64_t full_pages(const CacheOptions& o) {
+  const int64_t sequences = std::min(o.max_sequences, o.max_tokens);
+  return (o.max_tokens + sequences * (o.page_tokens - 1)) / o.page_tokens;
+}
+
+void size_group(CacheGroup& group, const CacheOptions& o) {
+  const int64_t page_table = ceil_div(o.max_sequence_tokens, o.page_tokens);
+  group.num_pages = full_pages(o);
+  group.max_pages_per_sequence = page_table;
+  if (!group.is_full()) {
+    const int64_t step = std::min(o.max_step_tokens, o.max_sequence_tokens);
+    const int64_t live = std::min(group.window, o.max_sequence_tokens) - 1 + step;
+    group.max_pages_per_sequence = std::min(ceil_div(live, o.page_tokens) + 1, page_table);
+    group.num_pages = std::min(group.num_pages,
+                               checked_product(o.max_sequences, group.max_pages_per_sequence, o));
+  }
+  if (group.num_pages > kMaxInt32) {
+    throw Error("cache: max_tokens {} makes {} pages of {} tokens, more than {}; use larger pages",
+                o.max_tokens, group.num_pages, o.page_tokens, kMaxInt32);
+  }
+  int64_t bytes = checked_product(group.num_kv_heads, group.head_dim, o);
+  bytes = checked_product(bytes, 2 * dtype_bytes(o.kv_dtype), o);
+  group.bytes_per_token = checked_product(bytes, static_cast<int64_t>(group.layers.size()), o);
+  group.page_bytes = checked_product(group.bytes_per_token, o.page_tokens, o);
+  group.size_bytes = checked_product(group.page_bytes, group.num_pages, o);
+}
+
+int find_or_add_group(std::vector<CacheGroup>& groups, int64_t num_kv_heads, int64_t head_dim,
+                      int64_t window) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].num_kv_heads == num_kv_heads && groups[g].head_dim == head_dim &&
+        groups[g].window == window) {
+      return static_cast<int>(g);
+    }
+  }
+  groups.push_back({.num_kv_heads = num_kv_heads, .head_dim = head_dim, .window = window});
+  return static_cast<int>(groups.size()) - 1;
+}
+
+}  // namespace
+
+CachePlan plan_cache(const CacheLayout& layout, const CacheOptions& options) {
+  CachePlan plan;
+  plan.options = options;
+  if (options.max_sequence_tokens == 0) {
+    plan.options.max_sequence_tokens = std::min(options.max_tokens, kMaxInt32);
+  }
+  check_options(plan.options);
+
+  for (size_t l = 0; l < layout.layers.size(); ++l) {
+    const LayerCache& declared = layout.layers[l];
+    const int64_t layer = static_cast<int64_t>(l);
+    CachePlan::Layer entry;
+    if (const auto* full = std::get_if<FullKv>(&declared)) {
+      BRAID_CHECK(full->num_kv_heads > 0 && full->head_dim > 0, "layer {}: {} x {}", layer,
+                  full->num_kv_heads, full->head_dim);
+      entry = {find_or_add_group(plan.groups, full->num_kv_heads, full->head_dim, 0), layer};
+    } else if (const auto* ring = std::get_if<WindowKv>(&declared)) {
+      BRAID_CHECK(ring->num_kv_heads > 0 && ring->head_dim > 0 && ring->window > 0,
+                  "layer {}: {} x {}, window {}", layer, ring->num_kv_heads, ring->head_dim,
+                  ring->window);
+      entry = {find_or_add_group(plan.groups, ring->num_kv_heads, ring->head_dim, ring->window),
+               layer};
+    } else if (const auto* shared = std::get_if<SharesKvOf>(&declared)) {
+      BRAID_CHECK(shared->layer >= 0 && shared->layer < layer &&
+                      plan.layers[shared->layer].owner == shared->layer,
+                  "layer {} shares the keys and values of layer {}", layer, shared->layer);
+      entry = plan.layers[shared->layer];
+    }
+    if (entry.owner == layer) plan.groups[entry.group].layers.push_back(layer);
+    plan.layers.push_back(entry);
+  }
+
+  int64_t total = 0;
+  for (CacheGroup& group : plan.groups) {
+    size_group(group, plan.options);
+    if (__builtin_add_overflow(total, group.size_bytes, &total)) {
+      throw Error("cache: max_tokens {} needs more memory than can be named", options.max_tokens);
+    }
+  }
+  return plan;
+}
+
+int64_t pages_for_tokens(const CacheGroup& group, int64_t page_tokens, int64_t num_tokens) {
+  return std::min(ceil_div(num_tokens, page_tokens), group.max_pages_per_sequence);
+}
+
+int64_t CachePlan::full_bytes_per_token() const {
+  int64_t sum = 0;
+  for (const CacheGroup& group : groups) sum += group.is_full() ? group.bytes_per_token : 0;
+  return sum;
+}
+
+int64_t CachePlan::window_bytes_per_token() const {
+  int64_t sum = 0;
+  for (const CacheGroup& group : groups) sum += group.is_full() ? 0 : group.bytes_per_token;
+  return sum;
+}
+
+int64_t CachePlan::sequence_bytes(int64_t num_tokens) const {
+  int64_t sum = 0;
+  for (const CacheGroup& group : groups) {
+    sum += pages_for_tokens(group, options.page_tokens, num_tokens) * group.page_bytes;
+  }
+  return sum;
+}
+
+int64_t CachePlan::size_bytes() const {
+  int64_t sum = 0;
+  for (const CacheGroup& group : groups) sum += group.size_bytes;
+  return sum;
+}
+
+}  // namespace braid

@@ -1,0 +1,158 @@
+#include "runner/runner.h"
+
+#include <bit>
+
+#include "base/check.h"
+#include "base/error.h"
+
+namespace braid {
+namespace {
+
+bool all_finite(std::span<const float> row) {
+  // Without a branch in the loop, so that it becomes vector code.
+  uint32_t bad = 0;
+  for (const float x : row) {
+    bad |= static_cast<uint32_t>((std::bit_cast<uint32_t>(x) & 0x7f800000u) == 0x7f800000u);
+  }
+  return bad == 0;
+}
+
+void check_tokens(const StepPlan& plan, int64_t vocab_size, int64_t max_step_tokens) {
+  BRAID_CHECK(!plan.sequences.empty() && plan.num_tokens() <= max_step_tokens,
+              "{} sequences with {} tokens, at most {}", plan.sequences.size(), plan.num_tokens(),
+              max_step_tokens);
+  for (const SequenceStep& step : plan.sequences) {
+    BRAID_CHECK(!step.tokens.empty(), "a sequence without new tokens");
+    for (const int32_t token : step.tokens) {
+      if (token < 0 || token >= vocab_size) {
+        throw Error("token id {} is outside the model's vocabulary of {}", token, vocab_size);
+      }
+    }
+  }
+}
+
+// Forgets what the plan's sequences have reserved, unless told to keep it.
+class ReservationGuard {
+ public:
+  explicit ReservationGuard(const StepPlan& plan) : plan_(&plan) {}
+  ~ReservationGuard() {
+    if (plan_ == nullptr) return;
+    for (const SequenceStep& step : plan_->sequences) step.sequence->commit(0);
+  }
+  ReservationGuard(const ReservationGuard&) = delete;
+  ReservationGuard& operator=(const ReservationGuard&) = delete;
+  void keep() { plan_ = nullptr; }
+
+ private:
+  const StepPlan* plan_;
+};
+
+}  // namespace
+
+Runner::Runner(const Model& model, CachePool& pool, Stream& stream, const RunnerOptions& options)
+    : model_(model),
+      pool_(pool),
+      stream_(stream),
+      precision_(options.precision),
+      workspace_(options.workspace_bytes, stream.device()),
+      group_rows_(pool.num_groups()) {
+  BRAID_CHECK(pool.num_layers() == model.num_layers(), "a cache of {} layers for a model of {}",
+              pool.num_layers(), model.num_layers());
+  for (int64_t layer = 0; layer < pool.num_layers(); ++layer) {
+    layer_kv_.push_back({pool.layer_kv(layer), {}});
+  }
+}
+
+StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
+  step_scope_.reset();
+  rows_.clear();
+  check_tokens(plan, model_.vocab_size(), max_step_tokens());
+
+  StepResult result;
+  if (!reserve_all(plan, result)) return result;
+  ReservationGuard guard(plan);
+  lay_flat(plan);
+
+  step_scope_.emplace(workspace_);
+  StepContext step{.stream = stream_,
+                   .workspace = workspace_,
+                   .precision = precision_,
+                   .token_ids = token_ids_,
+                   .positions = positions_,
+                   .logits_rows = logits_rows_,
+                   .layer_kv = layer_kv_,
+                   .observer = options.observer};
+  const TensorView logits = model_.forward(step);
+  if (!rows_.empty()) {
+    BRAID_CHECK(logits.rank() == 2 && logits.dim(0) == static_cast<int64_t>(rows_.size()) &&
+                    logits.dim(1) == model_.vocab_size(),
+                "logits {} for {} rows", to_string(logits.shape()), rows_.size());
+    find_nonfinite_rows(logits);
+    result.logits = logits;
+  }
+  result.rows = rows_;
+  guard.keep();
+  if (options.commit) {
+    for (const SequenceStep& s : plan.sequences) s.sequence->commit(s.sequence->reserved());
+  }
+  return result;
+}
+
+bool Runner::reserve_all(const StepPlan& plan, StepResult& result) {
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    SequenceState& sequence = *plan.sequences[i].sequence;
+    BRAID_CHECK(&sequence.pool() == &pool_, "sequence {} of the plan is of another pool", i);
+    BRAID_CHECK(sequence.reserved() == 0,
+                "sequence {} of the plan appears twice or has uncommitted tokens", i);
+    const int64_t count = static_cast<int64_t>(plan.sequences[i].tokens.size());
+    if (sequence.reserve(count)) continue;
+    result.status =
+        count > sequence.remaining_tokens() ? StepStatus::kSequenceTooLong : StepStatus::kCacheFull;
+    result.sequence = static_cast<int32_t>(i);
+    for (size_t j = 0; j < i; ++j) plan.sequences[j].sequence->commit(0);
+    return false;
+  }
+  return true;
+}
+
+void Runner::lay_flat(const StepPlan& plan) {
+  token_ids_.clear();
+  positions_.clear();
+  logits_rows_.clear();
+  for (auto& rows : group_rows_) rows.clear();
+
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const SequenceStep& step = plan.sequences[i];
+    const int64_t first_row = static_cast<int64_t>(token_ids_.size());
+    const int64_t count = static_cast<int64_t>(step.tokens.size());
+    const int64_t first_position = step.sequence->length();
+    for (int64_t t = 0; t < count; ++t) {
+      token_ids_.push_back(step.tokens[t]);
+      positions_.push_back(static_cast<int32_t>(first_position + t));
+      const bool wanted = step.logits == WantedLogits::kAll ||
+                          (step.logits == WantedLogits::kLast && t == count - 1);
+      if (!wanted) continue;
+      logits_rows_.push_back(static_cast<int32_t>(first_row + t));
+      rows_.push_back({static_cast<int32_t>(i), static_cast<int32_t>(t)});
+    }
+    for (int g = 0; g < pool_.num_groups(); ++g) {
+      group_rows_[g].push_back({first_row, count, first_position, step.sequence->pages(g)});
+    }
+  }
+  for (int64_t layer = 0; layer < pool_.num_layers(); ++layer) {
+    const int group = pool_.layer_group(layer);
+    if (group >= 0) layer_kv_[layer].sequences = group_rows_[group];
+  }
+}
+
+void Runner::find_nonfinite_rows(const TensorView& logits) {
+  const size_t vocab_size = static_cast<size_t>(logits.dim(1));
+  stream_.pool().parallel_for(static_cast<int64_t>(rows_.size()), 1,
+                              [&](int64_t begin, int64_t end, int) {
+                                for (int64_t r = begin; r < end; ++r) {
+                                  rows_[r].finite = all_finite({logits.row<float>(r), vocab_size});
+                                }
+                              });
+}
+
+}  // namespace braid

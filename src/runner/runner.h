@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cache/cache_pool.h"
+#include "layers/step_context.h"
+#include "models/model.h"
+#include "scheduler/step_plan.h"
+#include "tensor/stream.h"
+#include "tensor/workspace.h"
+
+namespace braid {
+
+struct RunnerOptions {
+  ActivationPrecision precision = ActivationPrecision::kF32;
+  // Address space for one step's activations; memory is used up to the largest step.
+  size_t workspace_bytes = size_t{16} << 30;
+};
+
+struct RunOptions {
+  // false: the new tokens stay reserved until the caller commits some of them (or none).
+  bool commit = true;
+  StepContext::Observer* observer = nullptr;
+};
+
+enum class StepStatus {
+  kDone,
+  kCacheFull,        // too few free pages; the plan may work once sequences have ended
+  kSequenceTooLong,  // a sequence would exceed the cache's max_sequence_tokens
+};
+
+// To which token a row of logits belongs.
+struct LogitsRow {
+  int32_t sequence = 0;  // index in the plan
+  int32_t token = 0;     // index among that sequence's new tokens
+  bool finite = true;    // false: the row holds a NaN or an infinity
+};
+
+struct StepResult {
+  StepStatus status = StepStatus::kDone;
+  int32_t sequence = -1;            // index in the plan of the one without room
+  TensorView logits;                // float32 [rows.size(), vocab]; empty if none were wanted
+  std::span<const LogitsRow> rows;  // in the order of the plan
+};
+
+// Executes step plans on one rank: lays the planned tokens flat, builds the StepContext, runs the
+// model. Owns the step's workspace and all row lists, so that steps after the first ones do not
+// allocate. Borrows the rest; used by one thread.
+class Runner {
+ public:
+  Runner(const Model& model, CachePool& pool, Stream& stream, const RunnerOptions& options = {});
+
+  // One forward pass over all planned tokens, at most the pool's max_step_tokens. Finds room for
+  // every sequence or, with a status other than kDone, changes nothing. If it throws (a token
+  // outside the vocabulary, a step too large for the workspace), no sequence has changed either.
+  // The result's views are valid until the next call.
+  StepResult run(const StepPlan& plan, const RunOptions& options = {});
+
+  const Model& model() const { return model_; }
+  CachePool& pool() const { return pool_; }
+  int64_t max_step_tokens() const { return pool_.plan().options.max_step_tokens; }
+  const Workspace& workspace() const { return workspace_; }
+
+ private:
+  bool reserve_all(const StepPlan& plan, StepResult& result);
+  void lay_flat(const StepPlan& plan);
+  void find_nonfinite_rows(const TensorView& logits);
+
+  const Model& model_;
+  CachePool& pool_;
+  Stream& stream_;
+  ActivationPrecision precision_;
+  Workspace workspace_;
+  std::optional<Workspace::Scope> step_scope_;  // holds the last step's logits
+
+  std::vector<int32_t> token_ids_;
+  std::vector<int32_t> positions_;
+  std::vector<int32_t> logits_rows_;
+  std::vector<LogitsRow> rows_;
+  std::vector<std::vector<SequenceRows>> group_rows_;  // [groups][sequences]
+  std::vector<StepContext::LayerKv> layer_kv_;
+};
+
+}  // namespace braid
