@@ -1,0 +1,31 @@
+#include "layers/norm.h"
+
+#include "ops/norm/rms_norm.h"
+
+namespace braid {
+namespace {
+
+TensorView as_matrix(const TensorView& x) {
+  if (x.rank() == 2) return x;
+  int64_t rows = 1;
+  for (int i = 0; i + 1 < x.rank(); ++i) rows *= x.dim(i);
+  return x.reshape({rows, x.dim(-1)});
+}
+
+}  // namespace
+
+TensorView RmsNorm::run(StepContext& step, const TensorView& x) const {
+  TensorView y = step.workspace.take(DType::kF32, x.shape());
+  rms_norm(step.stream, as_matrix(x), weight_, epsilon_, as_matrix(y));
+  return y;
+}
+
+void RmsNorm::run_in_place(StepContext& step, const TensorView& x) const {
+  rms_norm(step.stream, as_matrix(x), weight_, epsilon_, as_matrix(x));
+}
+
+void RmsNorm::add_to(StepContext& step, const TensorView& x, const TensorView& residual) const {
+  add_rms_norm(step.stream, x, weight_, epsilon_, residual);
+}
+
+}  // namespace braid

@@ -1,0 +1,30 @@
+#pragma once
+
+#include "layers/step_context.h"
+#include "tensor/tensor.h"
+
+namespace braid {
+
+// RMS norm over the last dimension, with its weight as the model multiplies it (Gemma 3: already 1
+// + w), or without one.
+class RmsNorm {
+ public:
+  RmsNorm() = default;
+  RmsNorm(Tensor weight, float epsilon) : weight_(std::move(weight)), epsilon_(epsilon) {}
+  explicit RmsNorm(float epsilon) : epsilon_(epsilon) {}
+
+  bool has_weight() const { return !weight_.view().empty(); }
+
+  // x: [..., width], of any rank: [tokens, heads, head_dim] norms each head on its own.
+  // The result is in the step's workspace.
+  TensorView run(StepContext& step, const TensorView& x) const;
+  void run_in_place(StepContext& step, const TensorView& x) const;
+  // residual += norm(x)
+  void add_to(StepContext& step, const TensorView& x, const TensorView& residual) const;
+
+ private:
+  Tensor weight_;
+  float epsilon_ = 1e-6f;
+};
+
+}  // namespace braid

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <span>
+
+#include "layers/step_context.h"
+#include "tensor/tensor.h"
+
+namespace braid {
+
+// Rotary position embedding of one layer kind: its frequencies, and the distance between the two
+// elements of a pair.
+class Rotary {
+ public:
+  // Cosines and sines of the step's positions, shared by all layers of the kind.
+  struct Tables {
+    TensorView cos;  // [tokens, pairs]
+    TensorView sin;
+  };
+
+  Rotary() = default;
+  Rotary(std::span<const float> frequencies, int64_t pair_distance);
+
+  Tables tables(StepContext& step) const;
+  // x: [tokens, heads, head_dim], in place.
+  void apply(StepContext& step, const Tables& tables, const TensorView& x) const;
+
+ private:
+  Tensor frequencies_;
+  int64_t pair_distance_ = 0;
+};
+
+}  // namespace braid

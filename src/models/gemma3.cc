@@ -1,0 +1,143 @@
+#include "models/gemma3.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "layers/attention.h"
+#include "models/gemma_names.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/embedding/embedding.h"
+
+namespace braid {
+
+Gemma3::Gemma3(Gemma3Config config, ModelFiles& files) : config_(std::move(config)) {
+  WeightBinder binder(files.weights());
+  const int64_t hidden = config_.hidden_size;
+  embedding_ = Linear(binder.weight("embed_tokens.weight", {config_.vocab_size, hidden}));
+  if (config_.tied_head) {
+    head_ = embedding_;
+    binder.ignore("lm_head.weight", "the head is tied to embed_tokens");
+  } else {
+    head_ = Linear(binder.weight("lm_head.weight", {config_.vocab_size, hidden}));
+  }
+  final_norm_ =
+      RmsNorm(binder.f32("norm.weight", {hidden}, config_.norm_offset), config_.rms_norm_eps);
+  const int64_t pairs = config_.head_dim / 2;
+  sliding_rope_ = Rotary(config_.sliding_rope.frequencies(config_.head_dim), pairs);
+  full_rope_ = Rotary(config_.full_rope.frequencies(config_.head_dim), pairs);
+  for (int64_t i = 0; i < num_layers(); ++i) layers_.push_back(bind_layer(binder, i));
+  ignore_gemma_towers(binder);
+  load_report_ = binder.finish();
+}
+
+Gemma3::Layer Gemma3::bind_layer(WeightBinder& binder, int64_t index) const {
+  const std::string prefix = fmt::format("layers.{}.", index);
+  const int64_t hidden = config_.hidden_size;
+  const int64_t q_rows = config_.num_heads * config_.head_dim;
+  const int64_t kv_rows = config_.num_kv_heads * config_.head_dim;
+  Layer layer;
+  const auto norm = [&](const char* name, int64_t width) {
+    layer.info.num_parameters += width;
+    return RmsNorm(binder.f32(prefix + name + ".weight", {width}, config_.norm_offset),
+                   config_.rms_norm_eps);
+  };
+  const auto linear = [&](const char* name, int64_t out, int64_t in) {
+    Weight weight = binder.weight(prefix + name + ".weight", {out, in});
+    layer.info.num_parameters += out * in;
+    if (!weight.empty()) layer.info.bytes_read_per_token += weight.size_bytes();
+    return Linear(std::move(weight));
+  };
+  layer.input_norm = norm("input_layernorm", hidden);
+  layer.post_attention_norm = norm("post_attention_layernorm", hidden);
+  layer.pre_mlp_norm = norm("pre_feedforward_layernorm", hidden);
+  layer.post_mlp_norm = norm("post_feedforward_layernorm", hidden);
+  layer.q = linear("self_attn.q_proj", q_rows, hidden);
+  layer.k = linear("self_attn.k_proj", kv_rows, hidden);
+  layer.v = linear("self_attn.v_proj", kv_rows, hidden);
+  layer.output = linear("self_attn.o_proj", hidden, q_rows);
+  layer.q_norm = norm("self_attn.q_norm", config_.head_dim);
+  layer.k_norm = norm("self_attn.k_norm", config_.head_dim);
+  layer.mlp = GatedMlp(linear("mlp.gate_proj", config_.mlp_width, hidden),
+                       linear("mlp.up_proj", config_.mlp_width, hidden),
+                       linear("mlp.down_proj", hidden, config_.mlp_width));
+  layer.info.attention = fmt::format("{} {} x {}", config_.sliding[index] ? "sliding" : "full",
+                                     config_.num_kv_heads, config_.head_dim);
+  layer.info.feed_forward = fmt::format("dense {}", config_.mlp_width);
+  return layer;
+}
+
+CacheLayout Gemma3::cache_layout() const {
+  CacheLayout layout;
+  for (const bool sliding : config_.sliding) {
+    if (sliding) {
+      layout.layers.push_back(
+          WindowKv{config_.num_kv_heads, config_.head_dim, config_.sliding_window});
+    } else {
+      layout.layers.push_back(FullKv{config_.num_kv_heads, config_.head_dim});
+    }
+  }
+  return layout;
+}
+
+TensorView Gemma3::forward(StepContext& step) const {
+  // The reference multiplies by √hidden held in the table's run-time type.
+  float root = static_cast<float>(std::sqrt(static_cast<double>(config_.hidden_size)));
+  if (step.precision == ActivationPrecision::kBF16) root = to_float(to_bfloat16(root));
+  const TensorView x = step.workspace.take(DType::kF32, {step.num_tokens(), config_.hidden_size});
+  embedding(step.stream, embedding_.weight(), step.token_ids, root, x);
+  if (step.observer != nullptr) step.observer->layer_output(-1, x);
+  const Rotary::Tables sliding = sliding_rope_.tables(step);
+  const Rotary::Tables full = full_rope_.tables(step);
+  for (int64_t i = 0; i < num_layers(); ++i) {
+    decoder_layer(step, i, config_.sliding[i] ? sliding : full, x);
+    if (step.observer != nullptr) step.observer->layer_output(i, x);
+  }
+  return logits(step, x);
+}
+
+// x: [tokens, hidden], updated in place.
+void Gemma3::decoder_layer(StepContext& step, int64_t index, const Rotary::Tables& tables,
+                           const TensorView& x) const {
+  Workspace::Scope scope(step.workspace);
+  const Layer& layer = layers_[index];
+  TensorView h = layer.input_norm.run(step, x);
+  h = attend_block(step, index, tables, h);
+  layer.post_attention_norm.add_to(step, h, x);
+  h = layer.mlp.run(step, layer.pre_mlp_norm.run(step, x));
+  layer.post_mlp_norm.add_to(step, h, x);
+}
+
+TensorView Gemma3::attend_block(StepContext& step, int64_t index, const Rotary::Tables& tables,
+                                const TensorView& h) const {
+  const Layer& layer = layers_[index];
+  const bool sliding = config_.sliding[index];
+  const Rotary& rotary = sliding ? sliding_rope_ : full_rope_;
+  const int64_t tokens = step.num_tokens();
+  const Shape q_shape{tokens, config_.num_heads, config_.head_dim};
+  const Shape kv_shape{tokens, config_.num_kv_heads, config_.head_dim};
+  const LinearInput input =
+      prepare_input(step, h, {&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
+  const TensorView q = layer.q.run(step, input).reshape(q_shape);
+  const TensorView k = layer.k.run(step, input).reshape(kv_shape);
+  const TensorView v = layer.v.run(step, input).reshape(kv_shape);
+  layer.q_norm.run_in_place(step, q);
+  layer.k_norm.run_in_place(step, k);
+  rotary.apply(step, tables, q);
+  rotary.apply(step, tables, k);
+  store_kv(step, index, k, v);
+  const AttentionOptions options{.scale = config_.attention_scale,
+                                 .window = sliding ? config_.sliding_window : 0};
+  return layer.output.run(step, attend(step, index, q, options));
+}
+
+TensorView Gemma3::logits(StepContext& step, const TensorView& x) const {
+  const TensorView rows = step.workspace.take(
+      DType::kF32, {static_cast<int64_t>(step.logits_rows.size()), config_.hidden_size});
+  gather_rows(step.stream, x, step.logits_rows, rows);
+  const TensorView logits = head_.run(step, final_norm_.run(step, rows));
+  if (config_.final_logit_softcap) softcap(step.stream, logits, *config_.final_logit_softcap);
+  return logits;
+}
+
+}  // namespace braid

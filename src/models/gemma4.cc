@@ -1,0 +1,153 @@
+#include "models/gemma4.h"
+
+#include <cmath>
+
+#include "layers/attention.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/embedding/embedding.h"
+
+namespace braid {
+namespace {
+
+// The reference multiplies the embedding by √width held in the table's run-time type.
+float embedding_scale(int64_t width, ActivationPrecision precision) {
+  const float root = static_cast<float>(std::sqrt(static_cast<double>(width)));
+  return precision == ActivationPrecision::kBF16 ? to_float(to_bfloat16(root)) : root;
+}
+
+float inverse_root(int64_t width) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(width)));
+}
+
+}  // namespace
+
+CacheLayout Gemma4::cache_layout() const {
+  CacheLayout layout;
+  for (const Gemma4Config::Layer& layer : config_.layers) {
+    if (layer.kv_donor) {
+      layout.layers.push_back(SharesKvOf{*layer.kv_donor});
+    } else if (layer.sliding) {
+      layout.layers.push_back(WindowKv{layer.num_kv_heads, layer.head_dim, config_.sliding_window});
+    } else {
+      layout.layers.push_back(FullKv{layer.num_kv_heads, layer.head_dim});
+    }
+  }
+  return layout;
+}
+
+LayerInfo Gemma4::layer_info(int64_t layer) const { return layers_[layer].info; }
+
+TensorView Gemma4::forward(StepContext& step) const {
+  const TensorView x = embed(step);  // [tokens, hidden]
+  if (step.observer != nullptr) step.observer->layer_output(-1, x);
+  Shared shared;
+  shared.sliding_rope = sliding_rope_.tables(step);
+  shared.full_rope = full_rope_.tables(step);
+  if (config_.per_layer_width > 0) shared.per_layer_inputs = per_layer_inputs(step, x);
+  for (int64_t i = 0; i < num_layers(); ++i) {
+    decoder_layer(step, i, shared, x);
+    if (step.observer != nullptr) step.observer->layer_output(i, x);
+  }
+  return logits(step, x);
+}
+
+TensorView Gemma4::embed(StepContext& step) const {
+  TensorView x = step.workspace.take(DType::kF32, {step.num_tokens(), config_.hidden_size});
+  embedding(step.stream, embedding_.weight(), step.token_ids,
+            embedding_scale(config_.hidden_size, step.precision), x);
+  return x;
+}
+
+// u = (rms(W·x · hidden^(−1/2)) + √P · table[token]) · 2^(−1/2), for all layers at once.
+TensorView Gemma4::per_layer_inputs(StepContext& step, const TensorView& x) const {
+  const int64_t width = config_.per_layer_width;
+  const int64_t tokens = step.num_tokens();
+  const TensorView context = per_layer_projection_.run(step, x);  // [tokens, layers · width]
+  scale(step.stream, context, inverse_root(config_.hidden_size));
+  per_layer_norm_.run_in_place(step, context.reshape({tokens, num_layers(), width}));
+  const TensorView token = step.workspace.take(DType::kF32, context.shape());
+  embedding(step.stream, per_layer_embedding_.weight(), step.token_ids,
+            embedding_scale(width, step.precision), token);
+  add(step.stream, context, token);
+  scale(step.stream, context, inverse_root(2));
+  return context;
+}
+
+// x: [tokens, hidden], updated in place.
+void Gemma4::decoder_layer(StepContext& step, int64_t index, const Shared& shared,
+                           const TensorView& x) const {
+  Workspace::Scope scope(step.workspace);
+  const Layer& layer = layers_[index];
+  TensorView h = layer.input_norm.run(step, x);
+  h = attend_block(step, index, shared, h);
+  layer.post_attention_norm.add_to(step, h, x);
+  h = layer.moe ? mlp_and_experts(step, layer, x)
+                : layer.mlp.run(step, layer.pre_mlp_norm.run(step, x));
+  layer.post_mlp_norm.add_to(step, h, x);
+  if (layer.per_layer_input) {
+    const int64_t width = config_.per_layer_width;
+    inject_per_layer_input(step, *layer.per_layer_input,
+                           shared.per_layer_inputs.columns(index * width, width), x);
+  }
+  scale(step.stream, x, layer.scalar);
+}
+
+TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& shared,
+                                const TensorView& h) const {
+  const Attention& attention = layers_[index].attention;
+  const Gemma4Config::Layer& shape = config_.layers[index];
+  const int64_t tokens = step.num_tokens();
+  const Rotary& rotary = shape.sliding ? sliding_rope_ : full_rope_;
+  const Rotary::Tables& tables = shape.sliding ? shared.sliding_rope : shared.full_rope;
+
+  const LinearInput input =
+      prepare_input(step, h, {&attention.q.weight(), &attention.k.weight(), &attention.v.weight()});
+  const TensorView q =
+      attention.q.run(step, input).reshape({tokens, config_.num_heads, shape.head_dim});
+  attention.q_norm.run_in_place(step, q);
+  rotary.apply(step, tables, q);
+  if (!shape.kv_donor) {
+    const Shape kv_shape{tokens, shape.num_kv_heads, shape.head_dim};
+    const TensorView k = attention.k.run(step, input).reshape(kv_shape);
+    // Without a projection of their own, values are the raw keys, before their norm and rotation.
+    const TensorView raw_v =
+        shape.values_from_keys ? k : attention.v.run(step, input).reshape(kv_shape);
+    const TensorView v = attention.v_norm.run(step, raw_v);
+    attention.k_norm.run_in_place(step, k);
+    rotary.apply(step, tables, k);
+    store_kv(step, index, k, v);
+  }
+  const AttentionOptions options{.scale = 1, .window = shape.sliding ? config_.sliding_window : 0};
+  return attention.output.run(step, attend(step, index, q, options));
+}
+
+// The dense branch and the experts side by side, each with its own post-norm.
+TensorView Gemma4::mlp_and_experts(StepContext& step, const Layer& layer,
+                                   const TensorView& x) const {
+  const Moe& moe = *layer.moe;
+  const TensorView dense =
+      moe.post_mlp_norm.run(step, layer.mlp.run(step, layer.pre_mlp_norm.run(step, x)));
+  const TensorView router_logits = moe.router.run(step, moe.router_norm.run(step, x));
+  const TensorView routed = moe.experts.run(step, moe.pre_experts_norm.run(step, x), router_logits);
+  moe.post_experts_norm.add_to(step, routed, dense);
+  return dense;
+}
+
+// x += rms(W_p·(gelu(W_g·x) ⊙ u))
+void Gemma4::inject_per_layer_input(StepContext& step, const PerLayerInput& injection,
+                                    const TensorView& u, const TensorView& x) const {
+  const TensorView gate = injection.gate.run(step, x);
+  gelu_tanh_mul(step.stream, gate, u, gate);
+  injection.post_norm.add_to(step, injection.projection.run(step, gate), x);
+}
+
+TensorView Gemma4::logits(StepContext& step, const TensorView& x) const {
+  const TensorView rows = step.workspace.take(
+      DType::kF32, {static_cast<int64_t>(step.logits_rows.size()), config_.hidden_size});
+  gather_rows(step.stream, x, step.logits_rows, rows);
+  const TensorView logits = head_.run(step, final_norm_.run(step, rows));
+  if (config_.final_logit_softcap) softcap(step.stream, logits, *config_.final_logit_softcap);
+  return logits;
+}
+
+}  // namespace braid

@@ -1,0 +1,179 @@
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "models/gemma4.h"
+#include "models/gemma_names.h"
+
+namespace braid {
+namespace {
+
+// Full-layer frequencies of a GGUF file: theta^(−2i / head_dim) over the factor stored for pair i.
+// Pairs that the factors all but stop (1e30) do not turn; they are the last ones.
+std::vector<float> frequencies_with_factors(const RopeConfig& rope, int64_t head_dim,
+                                            const Tensor& factors) {
+  std::vector<float> frequencies = rope.frequencies(head_dim);
+  constexpr float kStopped = 1e20f;
+  size_t pairs = frequencies.size();
+  const float* factor = factors.data<float>();
+  while (pairs > 0 && factor[pairs - 1] >= kStopped) --pairs;
+  frequencies.resize(pairs);
+  for (size_t i = 0; i < pairs; ++i) frequencies[i] /= factor[i];
+  return frequencies;
+}
+
+int64_t head_dim_of(const Gemma4Config& config, bool sliding) {
+  for (const Gemma4Config::Layer& layer : config.layers) {
+    if (layer.sliding == sliding) return layer.head_dim;
+  }
+  return 2;
+}
+
+}  // namespace
+
+Gemma4::Gemma4(Gemma4Config config, ModelFiles& files) : config_(std::move(config)) {
+  WeightBinder binder(files.weights());
+  const int64_t hidden = config_.hidden_size;
+  const float eps = config_.rms_norm_eps;
+
+  embedding_ = Linear(binder.weight("embed_tokens.weight", {config_.vocab_size, hidden}));
+  if (config_.tied_head) {
+    head_ = embedding_;
+    binder.ignore("lm_head.weight", "the head is tied to embed_tokens");
+  } else {
+    head_ = Linear(binder.weight("lm_head.weight", {config_.vocab_size, hidden}));
+  }
+  final_norm_ = RmsNorm(binder.f32("norm.weight", {hidden}), eps);
+
+  const int64_t sliding_dim = head_dim_of(config_, true);
+  const int64_t full_dim = head_dim_of(config_, false);
+  sliding_rope_ = Rotary(config_.sliding_rope.frequencies(sliding_dim), sliding_dim / 2);
+  std::vector<float> full_frequencies = config_.full_rope.frequencies(full_dim);
+  if (config_.rope_factors_in_file) {
+    const Tensor factors = binder.f32("rope_freqs.weight", {full_dim / 2});
+    if (!factors.view().empty()) {
+      full_frequencies = frequencies_with_factors(config_.full_rope, full_dim, factors);
+    }
+  }
+  full_rope_ = Rotary(full_frequencies, full_dim / 2);
+
+  if (const int64_t width = config_.per_layer_width; width > 0) {
+    const int64_t all = num_layers() * width;
+    per_layer_embedding_ =
+        Linear(binder.weight("embed_tokens_per_layer.weight", {config_.per_layer_vocab_size, all}));
+    per_layer_projection_ =
+        Linear(binder.weight("per_layer_model_projection.weight", {all, hidden}));
+    per_layer_norm_ = RmsNorm(binder.f32("per_layer_projection_norm.weight", {width}), eps);
+  }
+  for (int64_t i = 0; i < num_layers(); ++i) layers_.push_back(bind_layer(binder, i));
+  ignore_gemma_towers(binder);
+  load_report_ = binder.finish();
+}
+
+Gemma4::Layer Gemma4::bind_layer(WeightBinder& binder, int64_t index) const {
+  const Gemma4Config::Layer& shape = config_.layers[index];
+  const std::string prefix = fmt::format("layers.{}.", index);
+  const int64_t hidden = config_.hidden_size;
+  const float eps = config_.rms_norm_eps;
+  const int64_t q_rows = config_.num_heads * shape.head_dim;
+  const int64_t kv_rows = shape.num_kv_heads * shape.head_dim;
+
+  Layer layer;
+  const auto norm = [&](const char* name, int64_t width) {
+    layer.info.num_parameters += width;
+    return RmsNorm(binder.f32(prefix + name + ".weight", {width}), eps);
+  };
+  const auto linear = [&](const char* name, int64_t out, int64_t in) {
+    Weight weight = binder.weight(prefix + name + ".weight", {out, in});
+    layer.info.num_parameters += out * in;
+    if (!weight.empty()) layer.info.bytes_read_per_token += weight.size_bytes();
+    return Linear(std::move(weight));
+  };
+
+  layer.input_norm = norm("input_layernorm", hidden);
+  layer.post_attention_norm = norm("post_attention_layernorm", hidden);
+  layer.pre_mlp_norm = norm("pre_feedforward_layernorm", hidden);
+  layer.post_mlp_norm = norm("post_feedforward_layernorm", hidden);
+
+  layer.info.attention = fmt::format("{} {} x {}", shape.sliding ? "sliding" : "full",
+                                     shape.num_kv_heads, shape.head_dim);
+  layer.attention.q = linear("self_attn.q_proj", q_rows, hidden);
+  layer.attention.q_norm = norm("self_attn.q_norm", shape.head_dim);
+  layer.attention.output = linear("self_attn.o_proj", hidden, q_rows);
+  layer.attention.v_norm = RmsNorm(eps);
+  if (shape.kv_donor) {
+    layer.info.attention += fmt::format(", KV of layer {}", *shape.kv_donor);
+    for (const char* leftover :
+         {"self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.k_norm.weight"}) {
+      binder.ignore(prefix + leftover, "the layer borrows keys and values");
+    }
+  } else {
+    layer.attention.k = linear("self_attn.k_proj", kv_rows, hidden);
+    layer.attention.k_norm = norm("self_attn.k_norm", shape.head_dim);
+    if (shape.values_from_keys) {
+      layer.info.attention += ", K=V";
+    } else {
+      layer.attention.v = linear("self_attn.v_proj", kv_rows, hidden);
+    }
+  }
+
+  layer.info.feed_forward = fmt::format("dense {}", shape.mlp_width);
+  layer.mlp = GatedMlp(linear("mlp.gate_proj", shape.mlp_width, hidden),
+                       linear("mlp.up_proj", shape.mlp_width, hidden),
+                       linear("mlp.down_proj", hidden, shape.mlp_width));
+  if (config_.num_experts > 0) {
+    layer.moe = std::make_unique<Moe>();
+    layer.moe->post_mlp_norm = norm("post_feedforward_layernorm_1", hidden);
+    layer.moe->pre_experts_norm = norm("pre_feedforward_layernorm_2", hidden);
+    layer.moe->post_experts_norm = norm("post_feedforward_layernorm_2", hidden);
+    layer.moe->router = linear("router.proj", config_.num_experts, hidden);
+    bind_moe(binder, prefix, *layer.moe, layer.info);
+  }
+  if (const int64_t width = config_.per_layer_width; width > 0) {
+    layer.per_layer_input = std::make_unique<PerLayerInput>();
+    layer.per_layer_input->gate = linear("per_layer_input_gate", width, hidden);
+    layer.per_layer_input->projection = linear("per_layer_projection", hidden, width);
+    layer.per_layer_input->post_norm = norm("post_per_layer_input_norm", hidden);
+  }
+  if (config_.layer_scalars_required || binder.has(prefix + "layer_scalar")) {
+    layer.scalar = binder.scalar(prefix + "layer_scalar");
+    layer.info.num_parameters += 1;
+  }
+  return layer;
+}
+
+void Gemma4::bind_moe(WeightBinder& binder, const std::string& prefix, Moe& moe,
+                      LayerInfo& info) const {
+  const int64_t hidden = config_.hidden_size;
+  const int64_t experts = config_.num_experts;
+  const int64_t width = config_.expert_width;
+
+  Tensor router_scale = binder.f32(prefix + "router.scale", {hidden});
+  if (!router_scale.view().empty()) {
+    const float factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(hidden)));
+    for (float& s : router_scale.view().span<float>()) s *= factor;
+  }
+  moe.router_norm = RmsNorm(std::move(router_scale), config_.rms_norm_eps);
+
+  MixtureOfExperts::Weights weights;
+  if (binder.has(prefix + "experts.gate_proj")) {
+    weights.gate = binder.weight(prefix + "experts.gate_proj", {experts, width, hidden});
+    weights.up = binder.weight(prefix + "experts.up_proj", {experts, width, hidden});
+  } else {
+    weights.gate_up = binder.weight(prefix + "experts.gate_up_proj", {experts, 2 * width, hidden});
+  }
+  weights.down = binder.weight(prefix + "experts.down_proj", {experts, hidden, width});
+  weights.expert_scale = binder.f32(prefix + "router.per_expert_scale", {experts});
+
+  info.feed_forward +=
+      fmt::format(" + {} of {} experts x {}", config_.top_k_experts, experts, width);
+  info.num_parameters += 3 * experts * width * hidden + experts + hidden;
+  for (const Weight* weight : {&weights.gate_up, &weights.gate, &weights.up, &weights.down}) {
+    if (!weight->empty()) {
+      info.bytes_read_per_token += weight->size_bytes() / experts * config_.top_k_experts;
+    }
+  }
+  moe.experts = MixtureOfExperts(std::move(weights), config_.top_k_experts);
+}
+
+}  // namespace braid
