@@ -1,0 +1,94 @@
+#include "sampling/candidates.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace braid {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+// Up to here a heap, which most tokens leave untouched, beats a partition of the vocabulary.
+constexpr int64_t kMaxHeap = 1024;
+
+bool by_token(const Candidate& a, const Candidate& b) { return a.token < b.token; }
+
+void select_by_heap(std::span<const float> logits, size_t k, std::vector<Candidate>& heap) {
+  heap.clear();
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const float logit = logits[i];
+    if (heap.size() < k) {
+      if (logit == kMinusInfinity) continue;
+      heap.push_back({logit, static_cast<int32_t>(i)});
+      std::push_heap(heap.begin(), heap.end(), ranks_before);
+    } else if (logit > heap.front().logit) {  // the front is last in rank; equals come later by id
+      std::pop_heap(heap.begin(), heap.end(), ranks_before);
+      heap.back() = {logit, static_cast<int32_t>(i)};
+      std::push_heap(heap.begin(), heap.end(), ranks_before);
+    }
+  }
+}
+
+}  // namespace
+
+void select_top_k(std::span<const float> logits, int64_t k, std::vector<Candidate>& candidates) {
+  if (k <= kMaxHeap) {
+    select_by_heap(logits, static_cast<size_t>(k), candidates);
+  } else {
+    select_all(logits, candidates);
+    if (k >= static_cast<int64_t>(candidates.size())) return;
+    std::nth_element(candidates.begin(), candidates.begin() + k, candidates.end(), ranks_before);
+    candidates.resize(static_cast<size_t>(k));
+  }
+  std::sort(candidates.begin(), candidates.end(), by_token);
+}
+
+void select_all(std::span<const float> logits, std::vector<Candidate>& candidates) {
+  candidates.clear();
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] != kMinusInfinity) candidates.push_back({logits[i], static_cast<int32_t>(i)});
+  }
+}
+
+void keep_top_p(std::vector<Candidate>& candidates, double top_p, std::vector<Candidate>& scratch) {
+  if (candidates.empty()) return;
+  double total = 0;
+  for (const Candidate& c : candidates) total += c.weight;
+  const double target = top_p * total;
+
+  // All weights below the floor together are less than (1 - top_p) of the total, so the kept ones
+  // are above it. The factor covers the rounding of the sums.
+  const double floor = 0.999 * (1 - top_p) * total / static_cast<double>(candidates.size());
+  scratch.clear();
+  for (const Candidate& c : candidates) {
+    if (c.weight >= floor) scratch.push_back(c);
+  }
+
+  // Bisects the rank of the last one to keep: the first `low` weigh less than the target, the first
+  // `high` do not (or are all).
+  size_t low = 0;
+  size_t high = scratch.size();
+  double weight_before_low = 0;
+  while (high - low > 1) {
+    const size_t middle = low + (high - low) / 2;
+    std::nth_element(scratch.begin() + low, scratch.begin() + middle, scratch.begin() + high,
+                     ranks_before);
+    double weight = weight_before_low;
+    for (size_t i = low; i < middle; ++i) weight += scratch[i].weight;
+    if (weight >= target) {
+      high = middle;
+    } else {
+      low = middle;
+      weight_before_low = weight;
+    }
+  }
+  const Candidate last = scratch[low];
+  std::erase_if(candidates, [&](const Candidate& c) { return ranks_before(last, c); });
+}
+
+void keep_min_p(std::vector<Candidate>& candidates, double min_p) {
+  double largest = 0;
+  for (const Candidate& c : candidates) largest = std::max(largest, double{c.weight});
+  std::erase_if(candidates, [&](const Candidate& c) { return c.weight < min_p * largest; });
+}
+
+}  // namespace braid

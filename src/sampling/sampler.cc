@@ -1,0 +1,118 @@
+#include "sampling/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+
+namespace braid {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+float sanitised(float logit) {
+  return std::isnan(logit) ? kMinusInfinity : std::min(logit, kLargest);
+}
+
+void penalise(std::span<float> logits, const SamplingParams& params, const TokenHistory& history) {
+  for (const TokenHistory::Entry& entry : history.entries()) {
+    float& logit = logits[entry.token];
+    logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+    if (entry.output_count == 0) continue;
+    logit -= params.frequency_penalty * static_cast<float>(entry.output_count);
+    logit -= params.presence_penalty;
+  }
+}
+
+// Also makes +inf finite, which only an extreme repetition penalty brings about.
+void process(std::span<float> logits, const SamplingParams& params, const TokenHistory* history) {
+  if (params.has_penalties()) {
+    BRAID_CHECK(history != nullptr, "penalties without a history");
+    penalise(logits, params, *history);
+    for (const TokenHistory::Entry& entry : history->entries()) {
+      logits[entry.token] = sanitised(logits[entry.token]);
+    }
+  }
+  for (const LogitBias& entry : params.logit_bias) logits[entry.token] += entry.bias;
+  for (const int32_t token : params.suppress_ids) logits[token] = kMinusInfinity;
+}
+
+}  // namespace
+
+int32_t argmax(std::span<const float> logits) {
+  int32_t best = -1;
+  float best_logit = kMinusInfinity;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] > best_logit) {  // false for NaN
+      best_logit = logits[i];
+      best = static_cast<int32_t>(i);
+    }
+  }
+  return best;
+}
+
+std::optional<SampledToken> Sampler::sample(std::span<const float> logits,
+                                            const SamplingParams& params,
+                                            const TokenHistory* history, const SamplingKey& key) {
+  logits_.resize(logits.size());
+  std::transform(logits.begin(), logits.end(), logits_.begin(), sanitised);
+  process(logits_, params, history);
+
+  SampledToken sampled;
+  sampled.token = params.greedy() ? argmax(logits_) : draw(params, key);
+  if (sampled.token < 0) return std::nullopt;
+  if (params.num_logprobs) report_logprobs(logits, *params.num_logprobs, sampled);
+  return sampled;
+}
+
+int32_t Sampler::draw(const SamplingParams& params, const SamplingKey& key) {
+  if (params.top_k > 0) {
+    select_top_k(logits_, params.top_k, candidates_);
+  } else {
+    select_all(logits_, candidates_);
+  }
+  if (candidates_.empty()) return -1;
+
+  float highest = kMinusInfinity;
+  for (const Candidate& c : candidates_) highest = std::max(highest, c.logit);
+  // The difference first: no temperature, however small, can overflow then.
+  for (Candidate& c : candidates_) c.weight = std::exp((c.logit - highest) / params.temperature);
+  if (params.top_p < 1) keep_top_p(candidates_, params.top_p, scratch_);
+  if (params.min_p > 0) keep_min_p(candidates_, params.min_p);
+
+  double total = 0;
+  for (const Candidate& c : candidates_) total += c.weight;
+  const double target = uniform(key) * total;
+  double sum = 0;
+  int32_t token = -1;
+  for (const Candidate& c : candidates_) {
+    if (c.weight == 0) continue;
+    token = c.token;
+    sum += c.weight;
+    if (target < sum) break;
+  }
+  return token;
+}
+
+void Sampler::report_logprobs(std::span<const float> logits, int32_t num_logprobs,
+                              SampledToken& sampled) {
+  std::transform(logits.begin(), logits.end(), logits_.begin(), sanitised);
+  const float highest = *std::max_element(logits_.begin(), logits_.end());
+  double sum = 0;
+  for (const float logit : logits_) sum += std::exp(logit - highest);
+  const double log_sum = std::log(sum);
+  const auto logprob = [&](float logit) {
+    return static_cast<float>(std::max(double{logit} - highest - log_sum, double{kMinLogprob}));
+  };
+
+  sampled.logprob = logprob(logits_[sampled.token]);
+  if (num_logprobs == 0) return;
+  select_top_k(logits_, num_logprobs, candidates_);
+  std::sort(candidates_.begin(), candidates_.end(), ranks_before);
+  for (const Candidate& c : candidates_)
+    sampled.top_logprobs.push_back({c.token, logprob(c.logit)});
+}
+
+}  // namespace braid
