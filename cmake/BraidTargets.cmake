@@ -36,7 +36,9 @@ function(_braid_isa_sources target)
   set(flags_portable "")
   set(flags_avx2 -mavx2 -mfma -mf16c -mbmi2)
   set(flags_avx512 ${flags_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16
-                   -mprefer-vector-width=512)
+                   -mprefer-vector-width=512
+                   # GCC 12 warns of the undefined operands inside its own intrinsics.
+                   -Wno-maybe-uninitialized)
   foreach(isa portable avx2 avx512)
     set(object ${target}_${isa})
     add_library(${object} OBJECT ${ARGN})

@@ -6,7 +6,8 @@
 namespace braid {
 
 // y = x · (mean(x²) + epsilon)^(−1/2) ⊙ weight, over the last dimension.
-// x, y: [rows, width] float32, may be the same; weight: [width] float32, or an empty view for none.
+// x, y: [rows, width] or [tokens, heads, width] float32, may be the same; weight: [width] float32,
+// or an empty view for none.
 void rms_norm(Stream& stream, const TensorView& x, const TensorView& weight, float epsilon,
               const TensorView& y);
 

@@ -1,0 +1,363 @@
+#include "ops/attention/attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "base/check.h"
+#include "ops/attention/attention_kernels.h"
+#include "ops/attention/attention_plan.h"
+#include "ops/cpu/split.h"
+
+namespace braid {
+namespace {
+
+void check_cache(const PagedKv& cache) {
+  BRAID_CHECK(cache.keys.rank() == 4 && cache.keys.shape() == cache.values.shape() &&
+                  cache.keys.dtype() == cache.values.dtype(),
+              "keys {}, values {}", to_string(cache.keys.shape()), to_string(cache.values.shape()));
+  BRAID_CHECK(cache.keys.dtype() == DType::kF32 || cache.keys.dtype() == DType::kBF16,
+              "keys and values of type {}", dtype_name(cache.keys.dtype()));
+  BRAID_CHECK(
+      cache.page_tokens() >= 8 && std::has_single_bit(static_cast<uint64_t>(cache.page_tokens())),
+      "pages of {} tokens", cache.page_tokens());
+  BRAID_CHECK(cache.head_dim() > 0 && cache.head_dim() % 8 == 0, "heads of {}", cache.head_dim());
+}
+
+// window 0: all tokens up to the last row's must be there.
+void check_sequence(const SequenceRows& sequence, const PagedKv& cache, int64_t num_tokens,
+                    int64_t needed_tokens) {
+  BRAID_CHECK(sequence.first_row >= 0 && sequence.num_rows >= 0 &&
+                  sequence.first_row + sequence.num_rows <= num_tokens,
+              "rows [{}, {}) of {}", sequence.first_row, sequence.first_row + sequence.num_rows,
+              num_tokens);
+  if (sequence.num_rows == 0) return;
+  BRAID_CHECK(sequence.first_position >= 0, "position {}", sequence.first_position);
+  const int64_t room = static_cast<int64_t>(sequence.pages.size()) * cache.page_tokens();
+  BRAID_CHECK(room >= needed_tokens, "{} pages of {} tokens hold {} tokens, {} are needed",
+              sequence.pages.size(), cache.page_tokens(), room, needed_tokens);
+  for (const int32_t page : sequence.pages) {
+    BRAID_CHECK(page >= 0 && page < cache.keys.dim(0), "page {} of {}", page, cache.keys.dim(0));
+  }
+}
+
+// Where keys and values of one KV head of one sequence are.
+class HeadPages {
+ public:
+  HeadPages(const PagedKv& cache, const SequenceRows& sequence, int64_t kv_head)
+      : pages_(sequence.pages),
+        page_shift_(std::countr_zero(static_cast<uint64_t>(cache.page_tokens()))),
+        token_bytes_(cache.head_dim() * dtype_bytes(cache.keys.dtype())),
+        key_page_bytes_(cache.keys.row_stride() * dtype_bytes(cache.keys.dtype())),
+        value_page_bytes_(cache.values.row_stride() * dtype_bytes(cache.values.dtype())) {
+    const int64_t head_bytes = kv_head * cache.page_tokens() * token_bytes_;
+    keys_ = static_cast<std::byte*>(cache.keys.raw()) + head_bytes;
+    values_ = static_cast<std::byte*>(cache.values.raw()) + head_bytes;
+  }
+
+  std::byte* key(int64_t position) const { return keys_ + offset(position, key_page_bytes_); }
+  std::byte* value(int64_t position) const { return values_ + offset(position, value_page_bytes_); }
+
+  // The tile that starts at `position`, of which only `needed` is read with a meaning.
+  KeyTile tile(int64_t position, KeyRange needed) const {
+    KeyTile tile;
+    tile.segment_shift = std::min<int>(page_shift_, std::countr_zero(unsigned{kTileKeys}));
+    const int64_t segment = int64_t{1} << tile.segment_shift;
+    const int count = kTileKeys >> tile.segment_shift;
+    const void* any_key = nullptr;
+    const void* any_value = nullptr;
+    for (int s = 0; s < count; ++s) {
+      const int64_t start = position + s * segment;
+      const bool wanted = start < needed.end && start + segment > needed.begin;
+      tile.keys[s] = wanted ? key(start) : nullptr;
+      tile.values[s] = wanted ? value(start) : nullptr;
+      if (wanted) any_key = tile.keys[s], any_value = tile.values[s];
+    }
+    // Blocks and widening may touch neighbours: let them find some memory.
+    for (int s = 0; s < count; ++s) {
+      if (tile.keys[s] == nullptr) tile.keys[s] = any_key, tile.values[s] = any_value;
+    }
+    return tile;
+  }
+
+ private:
+  int64_t offset(int64_t position, int64_t page_bytes) const {
+    const int32_t page = pages_[static_cast<size_t>(position >> page_shift_) % pages_.size()];
+    return page * page_bytes + (position & ((int64_t{1} << page_shift_) - 1)) * token_bytes_;
+  }
+
+  std::span<const int32_t> pages_;
+  int page_shift_;
+  int64_t token_bytes_;
+  int64_t key_page_bytes_;
+  int64_t value_page_bytes_;
+  std::byte* keys_;
+  std::byte* values_;
+};
+
+// A thread's scratch, in floats.
+struct Scratch {
+  static int64_t floats(int64_t head_dim) {
+    return kTileQueries * (kTileKeys + 2 * head_dim) + 2 * kTileKeys * head_dim;
+  }
+  Scratch(float* base, int64_t head_dim)
+      : probabilities(base),
+        weighted(probabilities + kTileQueries * kTileKeys),
+        merged(weighted + kTileQueries * head_dim),
+        expanded(merged + kTileQueries * head_dim) {}
+
+  float* probabilities;
+  float* weighted;
+  float* merged;
+  float* expanded;
+};
+
+// A running softmax of an item's queries.
+struct Partial {
+  float* largest;   // [queries]
+  float* sum;       // [queries]
+  float* weighted;  // [queries, head_dim]
+};
+
+// The computation of one call, shared by its threads.
+struct AttentionRun {
+  const TensorView& queries;
+  const TensorView& out;
+  const PagedKv& cache;
+  std::span<const SequenceRows> sequences;
+  AttentionShape shape;
+  float scale;
+  AttentionPlan plan;
+  const AttentionKernels& kernels;
+
+  int64_t head_dim() const { return shape.head_dim; }
+
+  // Element 0 of query `n` (of the item's sequence and KV head) in q or out.
+  float* query(const TensorView& view, const AttentionItem& item, int64_t n) const {
+    const int64_t row = sequences[item.sequence].first_row + n / shape.group;
+    const int64_t head = item.kv_head * shape.group + n % shape.group;
+    return view.row<float>(row) + head * head_dim();
+  }
+
+  KeyRange row_keys(const AttentionItem& item, int q) const {
+    return visible_keys(sequences[item.sequence], (item.first_query + q) / shape.group,
+                        shape.window);
+  }
+  KeyRange item_keys(const AttentionItem& item) const {
+    return visible_keys(sequences[item.sequence], item.first_query, item.num_queries, shape.group,
+                        shape.window);
+  }
+
+  static KeyRange split_keys(int64_t split) {
+    return {split * kSplitKeys, (split + 1) * kSplitKeys};
+  }
+  static bool overlap(KeyRange a, KeyRange b) { return a.begin < b.end && b.begin < a.end; }
+
+  // Softmax of the item's queries over the keys of one split; leaves it in `tile`.
+  void fold_split(const AttentionItem& item, int64_t split, const HeadPages& pages,
+                  QueryTile& tile) const {
+    KeyRange keys = item_keys(item);
+    keys.begin = std::max(keys.begin, split_keys(split).begin);
+    keys.end = std::min(keys.end, split_keys(split).end);
+    KeyRange rows[kTileQueries];
+    for (int q = 0; q < item.num_queries; ++q) {
+      rows[q] = row_keys(item, q);
+      tile.largest[q] = -std::numeric_limits<float>::infinity();
+      tile.sum[q] = 0;
+    }
+    std::memset(tile.weighted, 0, sizeof(float) * item.num_queries * head_dim());
+    const auto fold = cache.keys.dtype() == DType::kF32 ? kernels.fold_f32 : kernels.fold_bf16;
+    for (int64_t start = keys.begin / kTileKeys * kTileKeys; start < keys.end; start += kTileKeys) {
+      for (int q = 0; q < item.num_queries; ++q) {
+        tile.begin[q] =
+            static_cast<int32_t>(std::clamp<int64_t>(rows[q].begin - start, 0, kTileKeys));
+        tile.end[q] = static_cast<int32_t>(std::clamp<int64_t>(rows[q].end - start, 0, kTileKeys));
+      }
+      fold(tile, pages.tile(start, keys));
+    }
+  }
+
+  // Folds the split's result into that of the splits before it. `seen` says which queries have seen
+  // a key yet.
+  void merge_split(const AttentionItem& item, int64_t split, const Partial& from,
+                   const Partial& into, bool (&seen)[kTileQueries]) const {
+    for (int q = 0; q < item.num_queries; ++q) {
+      if (!overlap(row_keys(item, q), split_keys(split))) continue;
+      const float* weighted = from.weighted + q * head_dim();
+      float* merged = into.weighted + q * head_dim();
+      if (seen[q]) {
+        kernels.merge(&into.largest[q], &into.sum[q], merged, from.largest[q], from.sum[q],
+                      weighted, head_dim());
+      } else {
+        into.largest[q] = from.largest[q];
+        into.sum[q] = from.sum[q];
+        std::memcpy(merged, weighted, sizeof(float) * head_dim());
+        seen[q] = true;
+      }
+    }
+  }
+
+  void finish(const AttentionItem& item, const Partial& result) const {
+    for (int q = 0; q < item.num_queries; ++q) {
+      kernels.finish(result.weighted + q * head_dim(), result.sum[q],
+                     query(out, item, item.first_query + q), head_dim());
+    }
+  }
+
+  Partial partial(const AttentionItem& item, int64_t index) const {
+    float* base =
+        plan.partials.data() + item.partials + index * partial_floats(item.num_queries, head_dim());
+    return {base, base + item.num_queries, base + 2 * item.num_queries};
+  }
+
+  void run(const AttentionItem& item, const Scratch& scratch) const {
+    QueryTile tile;
+    tile.num_queries = item.num_queries;
+    tile.head_dim = head_dim();
+    tile.scale = scale;
+    tile.probabilities = scratch.probabilities;
+    tile.expanded = scratch.expanded;
+    for (int q = 0; q < item.num_queries; ++q) {
+      tile.queries[q] = query(queries, item, item.first_query + q);
+    }
+    const HeadPages pages(cache, sequences[item.sequence], item.kv_head);
+    if (item.split >= 0) {
+      run_one_split(item, pages, tile, scratch);
+    } else {
+      run_all_splits(item, pages, tile, scratch);
+    }
+  }
+
+  void run_all_splits(const AttentionItem& item, const HeadPages& pages, QueryTile& tile,
+                      const Scratch& scratch) const {
+    const KeyRange keys = item_keys(item);
+    const int64_t begin = first_split(keys);
+    const int64_t end = begin + num_splits(keys);
+    tile.weighted = scratch.weighted;
+    const Partial part{tile.largest, tile.sum, tile.weighted};
+    if (end - begin == 1) {
+      fold_split(item, begin, pages, tile);
+      finish(item, part);
+      return;
+    }
+    float largest[kTileQueries];
+    float sum[kTileQueries];
+    bool seen[kTileQueries] = {};
+    const Partial merged{largest, sum, scratch.merged};
+    for (int64_t split = begin; split < end; ++split) {
+      fold_split(item, split, pages, tile);
+      merge_split(item, split, part, merged, seen);
+    }
+    finish(item, merged);
+  }
+
+  void run_one_split(const AttentionItem& item, const HeadPages& pages, QueryTile& tile,
+                     const Scratch& scratch) const {
+    const KeyRange keys = item_keys(item);
+    const int64_t begin = first_split(keys);
+    const int64_t count = num_splits(keys);
+    const Partial mine = partial(item, item.split - begin);
+    tile.weighted = mine.weighted;
+    fold_split(item, item.split, pages, tile);
+    std::copy_n(tile.largest, item.num_queries, mine.largest);
+    std::copy_n(tile.sum, item.num_queries, mine.sum);
+
+    std::atomic_ref<int32_t> countdown(plan.countdowns[item.countdown]);
+    if (countdown.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    float largest[kTileQueries];
+    float sum[kTileQueries];
+    bool seen[kTileQueries] = {};
+    const Partial merged{largest, sum, scratch.merged};
+    for (int64_t i = 0; i < count; ++i) {
+      merge_split(item, begin + i, partial(item, i), merged, seen);
+    }
+    finish(item, merged);
+  }
+};
+
+}  // namespace
+
+void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
+              std::span<const SequenceRows> sequences, const PagedKv& cache) {
+  check_cache(cache);
+  BRAID_CHECK(k.rank() == 3 && k.shape() == v.shape() && k.dim(1) == cache.num_kv_heads() &&
+                  k.dim(2) == cache.head_dim(),
+              "k {}, v {} for a cache of {}", to_string(k.shape()), to_string(v.shape()),
+              to_string(cache.keys.shape()));
+  int64_t num_rows = 0;
+  for (const SequenceRows& sequence : sequences) {
+    check_sequence(sequence, cache, k.dim(0), sequence.num_rows);
+    num_rows += sequence.num_rows;
+  }
+  const int64_t kv_heads = cache.num_kv_heads();
+  const int64_t head_dim = cache.head_dim();
+  const AttentionKernels& kernels = BRAID_KERNELS(kAttentionKernels);
+  const auto put = [&](const float* from, std::byte* to) {
+    if (cache.keys.dtype() == DType::kF32) {
+      std::memcpy(to, from, sizeof(float) * head_dim);
+    } else {
+      kernels.to_bf16(from, to, head_dim);
+    }
+  };
+  split_rows(stream, num_rows, 2 * kv_heads * head_dim, [&](int64_t begin, int64_t end) {
+    int64_t start = 0;  // of the sequence, in rows of all sequences
+    for (const SequenceRows& sequence : sequences) {
+      const int64_t first = std::max(begin, start);
+      const int64_t last = std::min(end, start + sequence.num_rows);
+      for (int64_t head = 0; first < last && head < kv_heads; ++head) {
+        const HeadPages pages(cache, sequence, head);
+        for (int64_t i = first; i < last; ++i) {
+          const int64_t row = sequence.first_row + i - start;
+          const int64_t position = sequence.first_position + i - start;
+          put(k.row<float>(row) + head * head_dim, pages.key(position));
+          put(v.row<float>(row) + head * head_dim, pages.value(position));
+        }
+      }
+      start += sequence.num_rows;
+    }
+  });
+}
+
+void attention(Stream& stream, Workspace& workspace, const TensorView& q, const PagedKv& cache,
+               std::span<const SequenceRows> sequences, const AttentionOptions& options,
+               const TensorView& out) {
+  check_cache(cache);
+  BRAID_CHECK(q.rank() == 3 && q.shape() == out.shape() && q.dim(2) == cache.head_dim() &&
+                  q.dim(1) > 0 && q.dim(1) % cache.num_kv_heads() == 0,
+              "q {}, out {} for a cache of {}", to_string(q.shape()), to_string(out.shape()),
+              to_string(cache.keys.shape()));
+  BRAID_CHECK(options.window >= 0, "window {}", options.window);
+  for (const SequenceRows& sequence : sequences) {
+    const int64_t needed = sequence.num_rows == 0
+                               ? 0
+                               : visible_keys(sequence, sequence.num_rows - 1, options.window).end -
+                                     visible_keys(sequence, 0, options.window).begin;
+    check_sequence(sequence, cache, q.dim(0), needed);
+  }
+  const AttentionShape shape{.kv_heads = cache.num_kv_heads(),
+                             .group = q.dim(1) / cache.num_kv_heads(),
+                             .head_dim = cache.head_dim(),
+                             .window = options.window};
+  Workspace::Scope scope(workspace);
+  const int num_threads = stream.pool().num_threads();
+  const int64_t scratch_floats = Scratch::floats(shape.head_dim);
+  const TensorView scratch = workspace.take(DType::kF32, {num_threads, scratch_floats});
+  const AttentionRun run{.queries = q,
+                         .out = out,
+                         .cache = cache,
+                         .sequences = sequences,
+                         .shape = shape,
+                         .scale = options.scale,
+                         .plan = plan_attention(workspace, sequences, shape, num_threads),
+                         .kernels = BRAID_KERNELS(kAttentionKernels)};
+  stream.pool().parallel_for(
+      static_cast<int64_t>(run.plan.items.size()), 1, [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t i = begin; i < end; ++i) {
+          run.run(run.plan.items[i], Scratch(scratch.row<float>(thread), shape.head_dim));
+        }
+      });
+}
+
+}  // namespace braid

@@ -1,0 +1,67 @@
+#include "ops/elementwise/elementwise.h"
+
+#include <cstring>
+
+#include "base/check.h"
+#include "ops/cpu/split.h"
+#include "ops/elementwise/elementwise_kernels.h"
+
+namespace braid {
+namespace {
+
+void check_same(const TensorView& a, const TensorView& b) {
+  BRAID_CHECK(a.rank() == 2 && a.shape() == b.shape(), "shapes {} and {}", to_string(a.shape()),
+              to_string(b.shape()));
+}
+
+}  // namespace
+
+void gelu_tanh_mul(Stream& stream, const TensorView& gate, const TensorView& up,
+                   const TensorView& y) {
+  check_same(gate, up);
+  check_same(gate, y);
+  const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
+  split_elements(stream, gate.dim(0), gate.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
+    kernels.gelu_tanh_mul(gate.row<float>(row) + begin, up.row<float>(row) + begin,
+                          y.row<float>(row) + begin, end - begin);
+  });
+}
+
+void add(Stream& stream, const TensorView& x, const TensorView& y) {
+  check_same(x, y);
+  const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
+  split_elements(stream, x.dim(0), x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
+    kernels.add(x.row<float>(row) + begin, y.row<float>(row) + begin, end - begin);
+  });
+}
+
+void scale(Stream& stream, const TensorView& x, float factor) {
+  BRAID_CHECK(x.rank() == 2, "x {}", to_string(x.shape()));
+  const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
+  split_elements(stream, x.dim(0), x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
+    kernels.scale(x.row<float>(row) + begin, factor, end - begin);
+  });
+}
+
+void softcap(Stream& stream, const TensorView& x, float cap) {
+  BRAID_CHECK(x.rank() == 2 && cap > 0, "x {}, cap {}", to_string(x.shape()), cap);
+  const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
+  split_elements(stream, x.dim(0), x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
+    kernels.softcap(x.row<float>(row) + begin, cap, end - begin);
+  });
+}
+
+void gather_rows(Stream& stream, const TensorView& x, std::span<const int32_t> rows,
+                 const TensorView& y) {
+  BRAID_CHECK(x.rank() == 2 && y.rank() == 2 && x.dim(1) == y.dim(1) &&
+                  y.dim(0) == static_cast<int64_t>(rows.size()),
+              "{} rows of {} into {}", rows.size(), to_string(x.shape()), to_string(y.shape()));
+  const int64_t width = x.dim(1);
+  split_elements(stream, y.dim(0), width, [&](int64_t row, int64_t begin, int64_t end) {
+    BRAID_CHECK(rows[row] >= 0 && rows[row] < x.dim(0), "row {} of {}", rows[row], x.dim(0));
+    std::memcpy(y.row<float>(row) + begin, x.row<float>(rows[row]) + begin,
+                static_cast<size_t>(end - begin) * sizeof(float));
+  });
+}
+
+}  // namespace braid

@@ -1,0 +1,145 @@
+#include "ops/moe/moe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+#include "ops/cpu/split.h"
+#include "ops/moe/moe_kernels.h"
+
+namespace braid {
+namespace {
+
+// Descending, NaN last; equal values are not in order either way.
+bool comes_before(float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); }
+
+// Keeps the k best seen so far in order; later equals go behind earlier ones.
+void select_experts(const float* logits, int64_t num_experts, int64_t k, int32_t* experts,
+                    float* values) {
+  int64_t kept = 0;
+  for (int64_t expert = 0; expert < num_experts; ++expert) {
+    const float logit = logits[expert];
+    if (kept == k && !comes_before(logit, values[k - 1])) continue;
+    int64_t place = kept < k ? kept++ : k - 1;
+    for (; place > 0 && comes_before(logit, values[place - 1]); --place) {
+      values[place] = values[place - 1];
+      experts[place] = experts[place - 1];
+    }
+    values[place] = logit;
+    experts[place] = static_cast<int32_t>(expert);
+  }
+}
+
+// A softmax over all experts, renormalised over the chosen, is the softmax over the chosen.
+void weigh_experts(const int32_t* experts, const float* expert_scale, int64_t k, float* weights) {
+  const float largest = weights[0];
+  float sum = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    weights[i] = std::exp(weights[i] - largest);
+    sum += weights[i];
+  }
+  for (int64_t i = 0; i < k; ++i) {
+    weights[i] /= sum;
+    if (expert_scale != nullptr) weights[i] *= expert_scale[experts[i]];
+  }
+}
+
+}  // namespace
+
+void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& expert_scale,
+                   const TensorView& experts, const TensorView& weights) {
+  BRAID_CHECK(logits.rank() == 2 && experts.rank() == 2 && experts.shape() == weights.shape() &&
+                  experts.dim(0) == logits.dim(0),
+              "logits {}, experts {}, weights {}", to_string(logits.shape()),
+              to_string(experts.shape()), to_string(weights.shape()));
+  const int64_t num_experts = logits.dim(1);
+  const int64_t k = experts.dim(1);
+  BRAID_CHECK(k >= 1 && k <= num_experts, "{} of {} experts", k, num_experts);
+  BRAID_CHECK(
+      expert_scale.empty() || (expert_scale.rank() == 1 && expert_scale.dim(0) == num_experts),
+      "expert scale {}", to_string(expert_scale.shape()));
+  if (logits.dim(0) == 0) return;
+  const float* scale = expert_scale.empty() ? nullptr : expert_scale.data<float>();
+  split_rows(stream, logits.dim(0), num_experts + 16 * k, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      int32_t* chosen = experts.row<int32_t>(token);
+      float* values = weights.row<float>(token);
+      select_experts(logits.row<float>(token), num_experts, k, chosen, values);
+      weigh_experts(chosen, scale, k, values);
+    }
+  });
+}
+
+ExpertGroups group_by_expert(Stream&, Workspace& workspace, const TensorView& experts,
+                             int64_t num_experts) {
+  BRAID_CHECK(experts.rank() == 2, "experts {}", to_string(experts.shape()));
+  const int64_t num_tokens = experts.dim(0);
+  const int64_t k = experts.dim(1);
+  const int64_t num_pairs = num_tokens * k;
+  BRAID_CHECK(num_pairs <= std::numeric_limits<int32_t>::max(), "{} pairs", num_pairs);
+  ExpertGroups groups;
+  groups.offsets = workspace.take(DType::kI32, {num_experts + 1}).span<int32_t>();
+  groups.tokens = workspace.take(DType::kI32, {num_pairs}).span<int32_t>();
+  groups.places = workspace.take(DType::kI32, {num_pairs}).span<int32_t>();
+
+  // offsets[e + 1] counts the pairs of e, then becomes where they start, then where they end.
+  std::fill(groups.offsets.begin(), groups.offsets.end(), 0);
+  for (int64_t token = 0; token < num_tokens; ++token) {
+    const int32_t* chosen = experts.row<int32_t>(token);
+    for (int64_t i = 0; i < k; ++i) {
+      BRAID_CHECK(chosen[i] >= 0 && chosen[i] < num_experts, "expert {} of {}", chosen[i],
+                  num_experts);
+      ++groups.offsets[chosen[i] + 1];
+    }
+  }
+  int32_t start = 0;
+  for (int64_t expert = 0; expert < num_experts; ++expert) {
+    const int32_t count = groups.offsets[expert + 1];
+    groups.offsets[expert + 1] = start;
+    start += count;
+  }
+  for (int64_t token = 0; token < num_tokens; ++token) {
+    const int32_t* chosen = experts.row<int32_t>(token);
+    for (int64_t i = 0; i < k; ++i) {
+      const int32_t place = groups.offsets[chosen[i] + 1]++;
+      groups.tokens[place] = static_cast<int32_t>(token);
+      groups.places[token * k + i] = place;
+    }
+  }
+  return groups;
+}
+
+void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& groups,
+                     const TensorView& experts, const TensorView& weights, const TensorView& out) {
+  BRAID_CHECK(experts.rank() == 2 && experts.shape() == weights.shape(), "experts {}, weights {}",
+              to_string(experts.shape()), to_string(weights.shape()));
+  const int64_t k = experts.dim(1);
+  const int64_t num_pairs = experts.dim(0) * k;
+  BRAID_CHECK(y.rank() == 2 && out.rank() == 2 && y.dim(0) == num_pairs &&
+                  out.dim(0) == experts.dim(0) && y.dim(1) == out.dim(1) &&
+                  static_cast<int64_t>(groups.places.size()) == num_pairs,
+              "y {}, out {}, experts {}", to_string(y.shape()), to_string(out.shape()),
+              to_string(experts.shape()));
+  const int64_t width = out.dim(1);
+  const MoeKernels& kernels = BRAID_KERNELS(kMoeKernels);
+  split_rows(stream, out.dim(0), width * k, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const int32_t* places = groups.places.data() + token * k;
+      const float* factors = weights.row<float>(token);
+      // Places ascend with the expert.
+      int32_t last = -1;
+      for (int64_t n = 0; n < k; ++n) {
+        int64_t next = -1;
+        for (int64_t i = 0; i < k; ++i) {
+          if (places[i] > last && (next < 0 || places[i] < places[next])) next = i;
+        }
+        last = places[next];
+        (n == 0 ? kernels.scaled_copy : kernels.scaled_add)(y.row<float>(last), factors[next],
+                                                            out.row<float>(token), width);
+      }
+    }
+  });
+}
+
+}  // namespace braid

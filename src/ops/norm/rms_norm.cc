@@ -1,0 +1,46 @@
+#include "ops/norm/rms_norm.h"
+
+#include "base/check.h"
+#include "ops/cpu/split.h"
+#include "ops/norm/rms_norm_kernels.h"
+
+namespace braid {
+namespace {
+
+using RowKernel = void (*)(const float*, const float*, float, int64_t, float*);
+
+void run_rows(Stream& stream, RowKernel kernel, const TensorView& x, const TensorView& weight,
+              float epsilon, const TensorView& y) {
+  BRAID_CHECK(x.rank() == 2 || x.rank() == 3, "x {}", to_string(x.shape()));
+  BRAID_CHECK(x.shape() == y.shape(), "x {}, output {}", to_string(x.shape()),
+              to_string(y.shape()));
+  const int64_t width = x.dim(-1);
+  BRAID_CHECK(weight.empty() || (weight.rank() == 1 && weight.dim(0) == width),
+              "weight {} for width {}", to_string(weight.shape()), width);
+  if (x.empty()) return;
+  const float* gains = weight.empty() ? nullptr : weight.data<float>();
+  const int64_t heads = x.rank() == 3 ? x.dim(1) : 1;
+  split_rows(stream, x.dim(0), heads * width, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* from = x.row<float>(row);
+      float* to = y.row<float>(row);
+      for (int64_t head = 0; head < heads; ++head) {
+        kernel(from + head * width, gains, epsilon, width, to + head * width);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void rms_norm(Stream& stream, const TensorView& x, const TensorView& weight, float epsilon,
+              const TensorView& y) {
+  run_rows(stream, BRAID_KERNELS(kRmsNormKernels).norm, x, weight, epsilon, y);
+}
+
+void add_rms_norm(Stream& stream, const TensorView& x, const TensorView& weight, float epsilon,
+                  const TensorView& residual) {
+  run_rows(stream, BRAID_KERNELS(kRmsNormKernels).add_norm, x, weight, epsilon, residual);
+}
+
+}  // namespace braid

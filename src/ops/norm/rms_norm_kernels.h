@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cpu/dispatch.h"
+
+namespace braid {
+
+struct RmsNormKernels {
+  // One row; weight may be null; y may be x.
+  void (*norm)(const float* x, const float* weight, float epsilon, int64_t width, float* y);
+  // residual += the same.
+  void (*add_norm)(const float* x, const float* weight, float epsilon, int64_t width,
+                   float* residual);
+};
+
+BRAID_DECLARE_KERNELS(RmsNormKernels, kRmsNormKernels)
+
+}  // namespace braid
