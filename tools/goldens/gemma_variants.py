@@ -231,8 +231,8 @@ def randomise(model, variant, generator):
 
 def text_config(model, variant):
     """The text part of config.json in the form the variant asks for."""
-    current = json.loads(model.config.to_json_string(use_diff=False))
-    for key in ("_name_or_path", "attn_implementation", "_attn_implementation_internal"):
+    current = json.loads(model.config.to_json_string(use_diff=True))
+    for key in ("_name_or_path", "attn_implementation", "dtype"):
         current.pop(key, None)
     form = variant.config_form
     if form in ("current", "nested"):
@@ -244,7 +244,7 @@ def text_config(model, variant):
         return current
     if form == "minimal":
         keys = (
-            "model_type architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+            "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
             "num_key_value_heads head_dim sliding_window hidden_size_per_layer_input max_position_embeddings"
         )
         return {key: current[key] for key in keys.split()} | {"global_head_dim": variant.config["global_head_dim"]}

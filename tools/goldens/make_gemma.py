@@ -101,6 +101,17 @@ def make_goldens(model, variant, rng):
     return tensors, facts
 
 
+def write_golden(path, tensors, facts, generator):
+    about = {
+        "generator": generator,
+        "prompts": [key.split(".")[0] for key in tensors if key.endswith(".ids")],
+        "reference": f"transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}, float32, eager",
+        "reference_self_agreement": float(f"{facts['worst']:.1e}"),
+    }
+    # One entry only: the library writes several in random order.
+    save_file(tensors, path, metadata={"golden": json.dumps(about)})
+
+
 def make_variant(name, variant, root, seed):
     folder = root / name
     number = list(VARIANTS).index(name)
@@ -114,14 +125,7 @@ def make_variant(name, variant, root, seed):
     reloaded = relative_error(whole_logits(again, ids), whole_logits(model, ids))
     assert reloaded < 1e-7, f"{name}: the written folder gives other logits ({reloaded:.1e})"
 
-    metadata = {
-        "generator": "tools/goldens/make_gemma.py",
-        "reference": f"transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}, float32, eager",
-        "seed": str(seed + number),
-        "prompts": " ".join(key.split(".")[0] for key in tensors if key.endswith(".ids")),
-        "reference_self_agreement": f"{facts['worst']:.1e}",
-    }
-    save_file(tensors, folder / "golden.safetensors", metadata=metadata)
+    write_golden(folder / "golden.safetensors", tensors, facts, "tools/goldens/make_gemma.py")
     for file in folder.iterdir():
         file.chmod(0o644)
     size = sum(file.stat().st_size for file in folder.iterdir())
@@ -131,7 +135,6 @@ def make_variant(name, variant, root, seed):
         f"  distinct {[len(set(v.tolist())) for k, v in tensors.items() if k.endswith('greedy')]}",
         flush=True,
     )
-    return json.loads(json.dumps(metadata))
 
 
 def main():
