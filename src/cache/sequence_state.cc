@@ -72,7 +72,7 @@ void SequenceState::commit(int64_t m) {
 int64_t SequenceState::min_truncate_length() const {
   int64_t min_length = std::min<int64_t>(length_, 1);
   for (const CacheGroup& group : pool_->plan().groups) {
-    if (group.is_full()) continue;
+    if (group.window <= 1) continue;  // all rows are kept, or none is seen again
     // A slot holds the last token written to it: the oldest token left is one ring before the end.
     const int64_t ring_tokens = group.max_pages_per_sequence * pool_->plan().options.page_tokens;
     const int64_t oldest = written_end_ - ring_tokens;
