@@ -15,7 +15,8 @@ namespace braid {
 // and a null one are the same. Copies share the document.
 class ConfigReader {
  public:
-  // Throws Error with line and column on malformed JSON or if the top level is no object.
+  // Throws Error with line and column on malformed JSON, or if the top level is no object or nests
+  // more than 64 levels. Of a repeated key the last counts.
   ConfigReader(std::string_view json_text, std::string origin);
   ConfigReader(const ConfigReader&);
   ConfigReader& operator=(const ConfigReader&);
@@ -36,6 +37,11 @@ class ConfigReader {
   std::optional<std::vector<int64_t>> find_integers(std::string_view key) const;
   // A nested object.
   std::optional<ConfigReader> find_object(std::string_view key) const;
+  // A list of objects.
+  std::optional<std::vector<ConfigReader>> find_objects(std::string_view key) const;
+  // For fields that files write in more than one form.
+  bool is_string(std::string_view key) const;
+  bool is_list(std::string_view key) const;
   std::vector<std::string> keys() const;
 
   // An Error that names the file and this object's field.
@@ -46,6 +52,7 @@ class ConfigReader {
   ConfigReader(std::shared_ptr<const nlohmann::json> root, const nlohmann::json* object,
                std::string origin, std::string prefix);
   const nlohmann::json* find(std::string_view key) const;
+  [[noreturn]] void fail_type(std::string_view key, std::string_view expected) const;
 
   std::shared_ptr<const nlohmann::json> root_;
   const nlohmann::json* object_;

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -23,6 +24,7 @@ class GgufMetadata {
   using Value = std::variant<int64_t, double, bool, std::string, Array>;
 
   bool has(std::string_view key) const;
+  bool is_list(std::string_view key) const;  // for keys that files write in more than one form
   int64_t integer(std::string_view key) const;
   double number(std::string_view key) const;
   std::string string(std::string_view key) const;
@@ -37,6 +39,7 @@ class GgufMetadata {
                                                               int64_t count) const;
   std::optional<std::vector<bool>> find_booleans_per_layer(std::string_view key,
                                                            int64_t count) const;
+  // An integer or a list of integers.
   std::optional<std::vector<int64_t>> find_integers(std::string_view key) const;
 
   [[noreturn]] void fail(std::string_view key, std::string_view message) const;
@@ -45,14 +48,22 @@ class GgufMetadata {
   std::map<std::string, Value, std::less<>> values;
 };
 
-// A parsed GGUF file (v2 or v3; a split set opens as one, from any of its parts).
+// A parsed GGUF file (v2 or v3; a split set opens as one, from any of its parts). Shapes are in
+// [rows, cols] order, the reverse of the file's. Tensors of types that no kernel reads get no
+// format.
 struct GgufFile {
-  GgufMetadata metadata;
+  GgufMetadata metadata;  // of a split set: of its first part
   std::vector<StoredTensor> tensors;
+  uint32_t version = 0;
 
-  // Every byte string ends in success or one Error that names file, field and byte offset; nothing
-  // larger than the file is allocated.
+  // Every byte string ends in success or one Error that names file, field and byte offset. Memory
+  // stays below a small multiple of the file's size.
   static std::shared_ptr<const GgufFile> open(const std::filesystem::path& path);
+
+  // One file from bytes in memory that `owner` keeps alive, as it stands (of a split set: that
+  // part); `path` is for messages.
+  static GgufFile parse(std::span<const std::byte> bytes, const std::shared_ptr<const void>& owner,
+                        const std::string& path);
 };
 
 }  // namespace braid

@@ -1,44 +1,38 @@
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "checkpoint/config_reader.h"
+#include "checkpoint/generation_defaults.h"
 #include "checkpoint/gguf.h"
 #include "checkpoint/weight_map.h"
 
 namespace braid {
 
-// Sampling defaults and stop ids that a model's files ask for.
-struct GenerationDefaults {
-  std::vector<int32_t> stop_ids;  // union of config.json, generation_config.json and GGUF metadata
-  std::vector<int32_t> suppress_ids;
-  std::optional<int32_t> bos_id;
-  std::optional<float> temperature, top_p, min_p, repetition_penalty;
-  std::optional<int32_t> top_k;
-  std::optional<bool> do_sample;
-};
-
 // Everything a model folder or GGUF file holds, opened and checked but not interpreted.
 class ModelFiles {
  public:
-  // `path`: a Hugging Face folder, a .gguf file (of a split set: its first), or config.json-only
-  // folder when with_weights is false. Throws Error naming the file and what is wrong.
+  // `path`: a Hugging Face folder or a .gguf file (of a split set: any part). A folder needs
+  // config.json and, unless with_weights is false, safetensors weights; all else is optional.
+  // Throws Error naming the file and what is wrong.
   static ModelFiles open(const std::filesystem::path& path, bool with_weights = true);
 
   const std::string& origin() const { return origin_; }
   bool is_gguf() const { return gguf_ != nullptr; }
   // Hugging Face folders: config.json.
   const ConfigReader& config() const { return *config_; }
+  // Its text_config, or, in text-only checkpoints, config.json itself.
+  const ConfigReader& text_config() const { return *text_config_; }
   // GGUF files.
   const GgufMetadata& gguf() const { return gguf_->metadata; }
-  // "gemma4_text" (config.json model_type) or "gemma4" (GGUF general.architecture).
+  // Of the text decoder: "gemma4_text" (model_type of text_config or config.json) or "gemma4" (GGUF
+  // general.architecture).
   const std::string& model_type() const { return model_type_; }
 
+  // Names as the files have them.
   WeightMap& weights() { return weights_; }
   const GenerationDefaults& generation() const { return generation_; }
   // File contents, absent if the folder has no such file (GGUF: the template from the metadata).
@@ -47,9 +41,12 @@ class ModelFiles {
   const std::optional<std::string>& chat_template() const { return chat_template_; }
 
  private:
+  void open_folder(const std::filesystem::path& folder, bool with_weights);
+  void open_gguf(const std::filesystem::path& path, bool with_weights);
+
   std::string origin_;
   std::string model_type_;
-  std::shared_ptr<const ConfigReader> config_;
+  std::shared_ptr<const ConfigReader> config_, text_config_;
   std::shared_ptr<const GgufFile> gguf_;
   WeightMap weights_;
   GenerationDefaults generation_;

@@ -20,6 +20,7 @@ struct StoredTensor {
   std::string file;       // path of the file that holds it
   std::string dtype_name;
   Weight weight;  // format null: a type no kernel reads (integers, ...); shape is still set
+  int64_t stored_bytes = 0;  // in the file; 0 if the type's size is unknown
 };
 
 // All tensors of a checkpoint by name. safetensors and GGUF files fill it with the names they use;
@@ -31,8 +32,8 @@ class WeightMap {
   WeightMap() = default;
 
   // Weights of any name and shape, seeded by (seed, name): for benchmarks at real sizes. Values are
-  // about N(0, 1/cols); vectors are near 1. Matrices come in `format`; their memory is really
-  // filled.
+  // about N(0, 1/cols); vectors are near 1. Matrices come in `format`, or in the one that GGUF
+  // tools fall back to where its blocks do not divide a row; their memory is really filled.
   static WeightMap dummy(uint64_t seed, const QuantFormat& format);
 
   // Throws Error naming both files if the name is taken.
@@ -44,6 +45,8 @@ class WeightMap {
   const StoredTensor* find(std::string_view name) const;
 
   bool is_dummy() const { return dummy_format_ != nullptr; }
+  const QuantFormat& dummy_format() const { return *dummy_format_; }
+  uint64_t dummy_seed() const { return dummy_seed_; }
   size_t size() const { return tensors_.size(); }
   const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
   // The checkpoint's path, for messages.
@@ -51,53 +54,61 @@ class WeightMap {
   void set_origin(std::string origin) { origin_ = std::move(origin); }
 
  private:
-  friend class WeightBinder;
   std::map<std::string, StoredTensor, std::less<>> tensors_;
   std::string origin_;
   const QuantFormat* dummy_format_ = nullptr;
   uint64_t dummy_seed_ = 0;
 };
 
+// What became of a checkpoint's tensors.
 struct LoadReport {
   int64_t num_tensors = 0;   // in the files
   int64_t num_consumed = 0;  // bound to the model
   int64_t num_ignored = 0;   // named by an ignore rule of the model family, with the reason
   int64_t weight_bytes = 0;  // of the consumed ones, as stored
   int64_t num_parameters = 0;
-  std::vector<std::string> ignored;  // "name (reason)"
+  std::vector<std::string> ignored;                    // "name (reason)"
+  std::map<std::string, int64_t> num_ignored_because;  // reason -> tensors
 };
-// "658 of 658 tensors consumed (25.2 B parameters, 14.1 GB)", plus what was ignored.
+// "658 of 658 tensors consumed (25.2 B parameters, 14.1 GB)", plus how many were ignored and why.
 std::string to_string(const LoadReport& report);
 
 // Binds a map to a model, totally: each request names a tensor and its shape; finish() throws one
 // Error that lists what was missing, misshapen, of an unreadable type, or left over, each with its
-// file.
+// file. The map must outlive the binder; what it hands out lives on its own.
 class WeightBinder {
  public:
   explicit WeightBinder(const WeightMap& map) : map_(map) {}
 
+  // Whether the checkpoint holds the tensor. A map of random weights holds no optional ones: false.
   bool has(std::string_view name) const;
-  // A matrix or stack of matrices in any format. On a fault, records it and returns an empty
-  // Weight.
+  // A matrix or stack of matrices in any format, its payload aligned for its elements. On a fault,
+  // records it and returns an empty Weight. The same tensor may be asked for again.
   Weight weight(const std::string& name, const Shape& shape);
   // A small tensor expanded to float32, with `offset` added to each element (norms stored as 1 +
-  // w).
+  // w). Random weights come as the model needs them, so `offset` is not added to those. On a fault,
+  // records it and returns zeros, so that the model can go on to the next one.
   Tensor f32(const std::string& name, const Shape& shape, float offset = 0);
-  // The same, of one element.
+  // The only element of a tensor of any shape. On a fault: 0.
   float scalar(const std::string& name);
   // Tensors that the model does not need: counted and reported, never an error.
   void ignore(const std::string& name, std::string_view reason);
   void ignore_prefix(std::string_view prefix, std::string_view reason);
 
+  // Call once, when all is bound.
   LoadReport finish();
 
  private:
-  const StoredTensor* take(const std::string& name, const Shape& shape);
+  enum class Fate : uint8_t { kIgnored, kFaulty, kConsumed };
+
+  // The tensor, of a readable type and, if given, of this shape; null and a fault otherwise.
+  const StoredTensor* take(const std::string& name, const Shape* shape);
+  void consume(const std::string& name, const Shape& shape, int64_t bytes);
+  void mark_ignored(const std::string& name, std::string_view reason);
 
   const WeightMap& map_;
-  std::map<std::string, bool, std::less<>> seen_;  // true: consumed, false: ignored
+  std::map<std::string, Fate, std::less<>> seen_;
   std::vector<std::string> faults_;
-  std::vector<std::unique_ptr<StoredTensor>> made_;  // dummy weights
   LoadReport report_;
 };
 

@@ -1,0 +1,168 @@
+#include "checkpoint/dummy_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+#include "tensor/dtype.h"
+
+namespace braid {
+namespace {
+
+// Large enough that a row of a real model holds no repetition, small enough for the L2 cache.
+constexpr int64_t kPoolElements = 1 << 16;
+constexpr float kVectorSpread = 0.1f;
+
+// SplitMix64 (Steele, Lea and Flood, 2014).
+class Random {
+ public:
+  Random(uint64_t seed, std::string_view name) : state_(seed) {
+    for (const char c : name) {
+      state_ ^= static_cast<unsigned char>(c);
+      next();
+    }
+  }
+  uint64_t next() {
+    state_ += 0x9e3779b97f4a7c15u;
+    uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  // Nearly normal, of mean 0 and variance 1: the sum of four uniform values.
+  float normal() {
+    const uint64_t bits = next();
+    int32_t sum = 0;
+    for (int i = 0; i < 4; ++i) sum += static_cast<int32_t>((bits >> (16 * i)) & 0xffff);
+    constexpr float kSumDeviation = 65536 * 0.57735027f;  // sqrt(4 / 12)
+    return static_cast<float>(sum - 2 * 65535) / kSumDeviation;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+const QuantFormat& fitting_format(const QuantFormat& format, int64_t cols) {
+  if (cols % format.block_elements == 0) return format;
+  FormatId smaller = FormatId::kF16;
+  switch (format.id) {
+    case FormatId::kQ2K:
+    case FormatId::kQ3K:
+      smaller = FormatId::kQ4_0;
+      break;
+    case FormatId::kQ4K:
+      smaller = FormatId::kQ5_0;
+      break;
+    case FormatId::kQ5K:
+      smaller = FormatId::kQ5_1;
+      break;
+    case FormatId::kQ6K:
+      smaller = FormatId::kQ8_0;
+      break;
+    default:
+      break;
+  }
+  return fitting_format(quant_format(smaller), cols);
+}
+
+// Where a k-quant block keeps its float16 scale and the scale of its minima, and the ratio of the
+// two that centres random blocks: a minimum is worth the mean of the quants above it.
+struct BlockScales {
+  int scale_offset;
+  int min_offset;  // -1: none
+  float min_ratio;
+};
+
+BlockScales block_scales(FormatId id) {
+  switch (id) {
+    case FormatId::kQ2K:
+      return {80, 82, 1.5f};
+    case FormatId::kQ3K:
+      return {108, -1, 0};
+    case FormatId::kQ4K:
+      return {0, 2, 7.5f};
+    case FormatId::kQ5K:
+      return {0, 2, 15.5f};
+    case FormatId::kQ6K:
+      return {208, -1, 0};
+    default:
+      BRAID_CHECK(false, "format {}", static_cast<int>(id));
+      return {};
+  }
+}
+
+void set_scales(const QuantFormat& format, float scale, std::vector<std::byte>& blocks) {
+  const BlockScales where = block_scales(format.id);
+  const Float16 scale_bits = to_float16(scale);
+  const Float16 min_bits = to_float16(scale * where.min_ratio);
+  for (size_t block = 0; block < blocks.size(); block += static_cast<size_t>(format.block_bytes)) {
+    std::memcpy(&blocks[block + where.scale_offset], &scale_bits, sizeof(scale_bits));
+    if (where.min_offset < 0) continue;
+    std::memcpy(&blocks[block + where.min_offset], &min_bits, sizeof(min_bits));
+  }
+}
+
+// Blocks of values of deviation `deviation`.
+std::vector<std::byte> make_pool(const QuantFormat& format, int64_t elements, float deviation,
+                                 Random& random) {
+  std::vector<std::byte> pool(static_cast<size_t>(format.row_bytes(elements)));
+  std::vector<float> values(static_cast<size_t>(elements));
+  if (can_quantize(format)) {
+    for (float& value : values) value = deviation * random.normal();
+    quantize(format, values.data(), elements, pool.data());
+    return pool;
+  }
+  for (std::byte& byte : pool) byte = static_cast<std::byte>(random.next() >> 56);
+  set_scales(format, 1, pool);
+  dequantize(format, pool.data(), elements, values.data());
+  double squares = 0;
+  for (const float value : values) squares += double{value} * value;
+  set_scales(format, deviation / static_cast<float>(std::sqrt(squares / elements)), pool);
+  return pool;
+}
+
+}  // namespace
+
+Weight make_dummy_weight(uint64_t seed, std::string_view name, const Shape& shape,
+                         const QuantFormat& format) {
+  const int64_t elements = shape.num_elements();
+  BRAID_CHECK(shape.rank() > 0 && elements > 0, "tensor {}: shape {}", name, to_string(shape));
+  Random random(seed, name);
+  if (shape.rank() == 1) {
+    auto vector = std::make_shared<Tensor>(make_dummy_f32(seed, name, shape));
+    return {&quant_format(FormatId::kF32), shape,
+            static_cast<const std::byte*>(vector->view().raw()), vector};
+  }
+  const int64_t cols = shape.dim(-1);
+  const QuantFormat& fitting = fitting_format(format, cols);
+  const int64_t pool_elements =
+      std::min(elements, kPoolElements) / fitting.block_elements * fitting.block_elements;
+  const std::vector<std::byte> pool =
+      make_pool(fitting, pool_elements, 1 / std::sqrt(static_cast<float>(cols)), random);
+
+  const auto bytes = static_cast<size_t>(fitting.row_bytes(elements));
+  const auto buffer = std::make_shared<Buffer>(bytes, Device{});
+  const auto block_bytes = static_cast<size_t>(fitting.block_bytes);
+  const size_t pool_blocks = pool.size() / block_bytes;
+  for (size_t done = 0; done < bytes;) {
+    const size_t start = random.next() % pool_blocks * block_bytes;
+    const size_t size = std::min(pool.size() - start, bytes - done);
+    std::memcpy(buffer->data() + done, pool.data() + start, size);
+    done += size;
+  }
+  return {&fitting, shape, buffer->data(), buffer};
+}
+
+Tensor make_dummy_f32(uint64_t seed, std::string_view name, const Shape& shape) {
+  Tensor tensor(DType::kF32, shape);
+  Random random(seed, name);
+  const bool is_vector = shape.rank() <= 1;
+  const float centre = is_vector ? 1 : 0;
+  const float spread = is_vector ? kVectorSpread : 1 / std::sqrt(static_cast<float>(shape.dim(-1)));
+  for (float& value : tensor.view().span<float>()) value = centre + spread * random.normal();
+  return tensor;
+}
+
+}  // namespace braid

@@ -1,0 +1,165 @@
+#include <cstring>
+
+#include "base/error.h"
+#include "checkpoint/dummy_weights.h"
+#include "checkpoint/printable.h"
+#include "checkpoint/weight_map.h"
+
+namespace braid {
+namespace {
+
+constexpr size_t kMaxFaultsTold = 20;
+
+std::string describe(const StoredTensor& tensor) {
+  const std::string name = printable(tensor.name);
+  if (tensor.file_name.empty()) return fmt::format("{} ({})", name, tensor.file);
+  return fmt::format("{} ({} of {})", name, printable(tensor.file_name), tensor.file);
+}
+
+// The alignment that kernels rely on: of a plain element, or of the float16 scales of blocks.
+size_t needed_alignment(const QuantFormat& format) {
+  return format.plain() ? static_cast<size_t>(format.block_bytes) : alignof(Float16);
+}
+
+// safetensors headers of any length are legal, so tensors can lie at odd addresses.
+Weight aligned(Weight weight) {
+  const size_t alignment = needed_alignment(*weight.format);
+  if (reinterpret_cast<uintptr_t>(weight.data) % alignment == 0) return weight;
+  const auto bytes = static_cast<size_t>(weight.size_bytes());
+  const auto copy = std::make_shared<Buffer>(bytes, Device{});
+  std::memcpy(copy->data(), weight.data, bytes);
+  weight.data = copy->data();
+  weight.owner = copy;
+  return weight;
+}
+
+// "25.2 B", "14.1 G": three digits and a decimal prefix.
+std::string with_prefix(double value, std::string_view giga) {
+  if (value >= 1e9) return fmt::format("{:.3g} {}", value / 1e9, giga);
+  if (value >= 1e6) return fmt::format("{:.3g} M", value / 1e6);
+  if (value >= 1e3) return fmt::format("{:.3g} k", value / 1e3);
+  return fmt::format("{} ", value);
+}
+
+}  // namespace
+
+std::string to_string(const LoadReport& report) {
+  std::string bytes = with_prefix(static_cast<double>(report.weight_bytes), "G") + "B";
+  std::string parameters = with_prefix(static_cast<double>(report.num_parameters), "B");
+  if (parameters.back() != ' ') parameters += ' ';
+  std::string text = fmt::format("{} of {} tensors consumed ({}parameters, {})",
+                                 report.num_consumed, report.num_tensors, parameters, bytes);
+  if (report.num_ignored > 0) {
+    std::vector<std::string> reasons;
+    for (const auto& [reason, count] : report.num_ignored_because) {
+      reasons.push_back(fmt::format("{} {}", count, reason));
+    }
+    text += fmt::format(", {} ignored: {}", report.num_ignored, join_some(reasons));
+  }
+  return text;
+}
+
+bool WeightBinder::has(std::string_view name) const { return map_.find(name) != nullptr; }
+
+const StoredTensor* WeightBinder::take(const std::string& name, const Shape* shape) {
+  const auto fault = [&](std::string message) {
+    // Asking again for a faulty tensor adds nothing.
+    Fate& fate = seen_.try_emplace(name, Fate::kIgnored).first->second;
+    if (fate != Fate::kFaulty) faults_.push_back(std::move(message));
+    fate = Fate::kFaulty;
+    return nullptr;
+  };
+  const StoredTensor* tensor = map_.find(name);
+  if (tensor == nullptr) return fault(fmt::format("{}: missing", name));
+  const Weight& weight = tensor->weight;
+  if (shape != nullptr ? weight.shape != *shape : weight.shape.num_elements() != 1) {
+    return fault(fmt::format("{}: shape {}, but the model needs {}", describe(*tensor),
+                             to_string(weight.shape),
+                             shape != nullptr ? to_string(*shape) : "a single element"));
+  }
+  if (weight.format == nullptr) {
+    return fault(fmt::format("{}: type {} cannot be read", describe(*tensor), tensor->dtype_name));
+  }
+  return tensor;
+}
+
+void WeightBinder::consume(const std::string& name, const Shape& shape, int64_t bytes) {
+  const auto [it, is_new] = seen_.try_emplace(name, Fate::kConsumed);
+  if (!is_new && it->second == Fate::kConsumed) return;
+  it->second = Fate::kConsumed;
+  ++report_.num_consumed;
+  report_.num_parameters += shape.num_elements();
+  report_.weight_bytes += bytes;
+}
+
+Weight WeightBinder::weight(const std::string& name, const Shape& shape) {
+  if (map_.is_dummy()) {
+    Weight made = make_dummy_weight(map_.dummy_seed(), name, shape, map_.dummy_format());
+    consume(name, shape, made.size_bytes());
+    return made;
+  }
+  const StoredTensor* tensor = take(name, &shape);
+  if (tensor == nullptr) return {};
+  consume(name, shape, tensor->weight.size_bytes());
+  return aligned(tensor->weight);
+}
+
+Tensor WeightBinder::f32(const std::string& name, const Shape& shape, float offset) {
+  if (map_.is_dummy()) {
+    consume(name, shape, shape.num_elements() * static_cast<int64_t>(sizeof(float)));
+    return make_dummy_f32(map_.dummy_seed(), name, shape);
+  }
+  const StoredTensor* tensor = take(name, &shape);
+  if (tensor == nullptr) return Tensor(DType::kF32, shape);
+  consume(name, shape, tensor->weight.size_bytes());
+  const Weight weight = aligned(tensor->weight);
+  Tensor out(DType::kF32, shape);
+  const std::span<float> values = out.view().span<float>();
+  dequantize(*weight.format, weight.data, static_cast<int64_t>(values.size()), values.data());
+  if (offset != 0) {
+    for (float& value : values) value += offset;
+  }
+  return out;
+}
+
+float WeightBinder::scalar(const std::string& name) {
+  if (map_.is_dummy()) return f32(name, Shape{1}).data<float>()[0];
+  const StoredTensor* tensor = take(name, nullptr);
+  if (tensor == nullptr) return 0;
+  return f32(name, tensor->weight.shape).data<float>()[0];
+}
+
+void WeightBinder::mark_ignored(const std::string& name, std::string_view reason) {
+  if (!seen_.try_emplace(name, Fate::kIgnored).second) return;
+  ++report_.num_ignored;
+  report_.ignored.push_back(fmt::format("{} ({})", printable(name), reason));
+  ++report_.num_ignored_because[std::string(reason)];
+}
+
+void WeightBinder::ignore(const std::string& name, std::string_view reason) {
+  if (has(name)) mark_ignored(name, reason);
+}
+
+void WeightBinder::ignore_prefix(std::string_view prefix, std::string_view reason) {
+  const auto& tensors = map_.tensors();
+  for (auto it = tensors.lower_bound(prefix); it != tensors.end(); ++it) {
+    if (!it->first.starts_with(prefix)) break;
+    mark_ignored(it->first, reason);
+  }
+}
+
+LoadReport WeightBinder::finish() {
+  for (const auto& [name, tensor] : map_.tensors()) {
+    if (!seen_.contains(name)) {
+      faults_.push_back(fmt::format("{}: not used by the model", describe(tensor)));
+    }
+  }
+  if (!faults_.empty()) {
+    throw Error("{}: the weights do not fit the model: {}", map_.origin(),
+                join_some(faults_, "; ", kMaxFaultsTold));
+  }
+  report_.num_tensors = map_.is_dummy() ? report_.num_consumed : static_cast<int64_t>(map_.size());
+  return report_;
+}
+
+}  // namespace braid
