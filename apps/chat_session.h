@@ -1,0 +1,24 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "engine/engine.h"
+#include "engine/loaded_model.h"
+
+namespace braid {
+
+struct ChatOptions {
+  std::string system;
+  std::optional<bool> thinking;
+  SamplingParams sampling;
+  StopConditions stop;
+  int64_t max_new_tokens = -1;
+};
+
+// A conversation on the terminal: each line is a user turn, the reply streams. Ctrl-C stops the
+// reply and keeps what was said; /help lists the commands. Ends at /exit or the end of input.
+void run_chat_session(Engine& engine, const LoadedModel& loaded, const ChatTemplate& chat,
+                      const ChatOptions& options);
+
+}  // namespace braid

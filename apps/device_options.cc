@@ -1,0 +1,76 @@
+#include "apps/device_options.h"
+
+#include "base/cpu_features.h"
+#include "base/error.h"
+
+namespace braid {
+
+void DeviceOptions::add_model(CLI::App& command, const std::string& default_model) {
+  model = default_model;
+  auto* positional = command.add_option(
+      "MODEL", model, "Hugging Face folder, .gguf file, or demo:NAME (a bundled model)");
+  if (!default_model.empty()) positional->capture_default_str();
+  positional->excludes(command.add_option("-m,--model", model, "The same as MODEL"));
+}
+
+void DeviceOptions::add_to(CLI::App& command) {
+  command.add_option("--device", device, "Where to compute")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command.add_option("-t,--threads", num_threads, "CPU threads (0: one per processor)")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command.add_flag("--pin-threads", pin_threads, "Bind each thread to a processor");
+  command.add_option("--isa", isa, "Force the CPU kernels of an instruction set")
+      ->check(CLI::IsMember({"portable", "avx2", "avx512"}));
+  command
+      .add_option(
+          "--compute", compute,
+          "Rounding of matrix inputs: f32 (none), bf16, int8 (for block-quantised weights), "
+          "auto (int8 for block-quantised weights, f32 for others)")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
+      ->capture_default_str();
+  command
+      .add_option("--kv-dtype", kv_dtype,
+                  "Storage of keys and values (auto: f32 with --compute f32)")
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+      ->capture_default_str();
+  command
+      .add_option("--load-format", load_format,
+                  "auto, or dummy: random weights of the config's shapes, for speed measurements")
+      ->check(CLI::IsMember({"auto", "dummy"}))
+      ->capture_default_str();
+  command.add_option("--dummy-format", dummy_format, "Storage format of dummy weights")
+      ->capture_default_str();
+  command.add_option("--dummy-seed", dummy_seed, "Seed of dummy weights")->capture_default_str();
+}
+
+void DeviceOptions::apply() const {
+  if (model.empty()) throw UsageError("MODEL is required (a folder, a .gguf file, or demo:NAME)");
+  if (device == "cuda") {
+    throw Error("--device cuda: this version computes on the CPU only; use --device cpu");
+  }
+  if (!isa.empty()) force_isa(parse_isa(isa));
+}
+
+LoadedModel DeviceOptions::load() const {
+  LoadOptions options;
+  options.dummy_weights = load_format == "dummy";
+  options.dummy_format = dummy_format;
+  options.dummy_seed = dummy_seed;
+  return LoadedModel::load(model, options);
+}
+
+ActivationPrecision DeviceOptions::precision() const {
+  if (compute == "f32") return ActivationPrecision::kF32;
+  if (compute == "bf16") return ActivationPrecision::kBF16;
+  return ActivationPrecision::kInt8;
+}
+
+DType DeviceOptions::kv() const {
+  if (kv_dtype == "f32") return DType::kF32;
+  if (kv_dtype == "bf16") return DType::kBF16;
+  return compute == "f32" ? DType::kF32 : DType::kBF16;
+}
+
+}  // namespace braid

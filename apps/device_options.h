@@ -1,0 +1,41 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "base/thread_pool.h"
+#include "engine/loaded_model.h"
+#include "ops/linear/linear.h"
+#include "tensor/dtype.h"
+
+namespace braid {
+
+// Options every command shares that loads a model: which one, and on what it runs.
+struct DeviceOptions {
+  std::string model;
+  std::string device = "cpu";
+  int num_threads = 0;
+  bool pin_threads = false;
+  std::string isa;
+  std::string compute = "auto";
+  std::string kv_dtype = "auto";
+  std::string load_format = "auto";
+  std::string dummy_format = "bf16";
+  uint64_t dummy_seed = 0;
+
+  // Adds MODEL and the rest to `command`. `default_model` empty: MODEL is required.
+  void add_model(CLI::App& command, const std::string& default_model = "");
+  void add_to(CLI::App& command);
+
+  // Checks --device, forces --isa. Call before loading.
+  void apply() const;
+  LoadedModel load() const;
+  ThreadPoolOptions thread_pool() const { return {.num_threads = num_threads, .pin = pin_threads}; }
+  // auto: int8 activations for block-quantised weights, float32 for others.
+  ActivationPrecision precision() const;
+  // auto: float32 for --compute f32, bfloat16 otherwise.
+  DType kv() const;
+};
+
+}  // namespace braid

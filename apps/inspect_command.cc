@@ -1,0 +1,181 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "apps/command.h"
+#include "apps/device_options.h"
+#include "apps/table.h"
+#include "base/error.h"
+#include "cache/cache_plan.h"
+#include "engine/engine.h"
+
+namespace braid {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct InspectOptions {
+  DeviceOptions device;
+  int64_t context = 0;
+  int64_t max_sequences = 1;
+  bool tensors = false;
+  bool json = false;
+};
+
+CachePlan make_plan(const InspectOptions& options, const Model& model) {
+  const int64_t context = options.context > 0
+                              ? options.context
+                              : std::min(model.max_positions(), EngineOptions::kDefaultContext);
+  if (context > model.max_positions()) {
+    throw Error("--ctx-size {}: the model's limit is {}", context, model.max_positions());
+  }
+  return plan_cache(model.cache_layout(), {.kv_dtype = options.device.kv(),
+                                           .max_tokens = context * options.max_sequences,
+                                           .max_sequences = options.max_sequences,
+                                           .max_sequence_tokens = context,
+                                           .max_step_tokens = std::min<int64_t>(512, context)});
+}
+
+// Bytes and tensors by storage type, in the order of the names.
+std::map<std::string, std::pair<int64_t, int64_t>> count_types(const WeightMap& weights) {
+  std::map<std::string, std::pair<int64_t, int64_t>> types;
+  for (const auto& [name, tensor] : weights.tensors()) {
+    auto& [count, bytes] = types[tensor.dtype_name];
+    ++count;
+    bytes += tensor.stored_bytes;
+  }
+  return types;
+}
+
+Json to_json(const InspectOptions& options, LoadedModel& loaded) {
+  const Model& model = loaded.model();
+  const LoadReport& report = model.load_report();
+  const CachePlan plan = make_plan(options, model);
+  Json json;
+  json["model"] = loaded.origin();
+  json["family"] = model.family();
+  json["vocab_size"] = model.vocab_size();
+  json["hidden_size"] = model.hidden_size();
+  json["max_positions"] = model.max_positions();
+  json["parameters"] = report.num_parameters;
+  json["weight_bytes"] = report.weight_bytes;
+  json["tensors"] = {{"in_files", report.num_tensors},
+                     {"consumed", report.num_consumed},
+                     {"ignored", report.num_ignored}};
+  for (int64_t i = 0; i < model.num_layers(); ++i) {
+    const LayerInfo info = model.layer_info(i);
+    json["layers"].push_back({{"attention", info.attention},
+                              {"feed_forward", info.feed_forward},
+                              {"parameters", info.num_parameters},
+                              {"bytes_read_per_token", info.bytes_read_per_token}});
+  }
+  for (const auto& [type, count] : count_types(loaded.files().weights())) {
+    json["types"][type] = {{"tensors", count.first}, {"bytes", count.second}};
+  }
+  json["cache"] = {{"full_bytes_per_token", plan.full_bytes_per_token()},
+                   {"window_bytes_per_token", plan.window_bytes_per_token()},
+                   {"context", plan.options.max_sequence_tokens},
+                   {"sequences", plan.options.max_sequences},
+                   {"bytes_per_sequence", plan.sequence_bytes(plan.options.max_sequence_tokens)},
+                   {"bytes", plan.size_bytes()}};
+  json["stop_ids"] = loaded.generation().stop_ids;
+  json["tokenizer"] = loaded.has_tokenizer();
+  json["chat_template"] = loaded.has_chat_template();
+  return json;
+}
+
+void print_tensors(const WeightMap& weights) {
+  Table table({"tensor", "shape", "type", "bytes", "file"});
+  for (const auto& [name, tensor] : weights.tensors()) {
+    table.add({name, to_string(tensor.weight.shape), tensor.dtype_name,
+               format_bytes(static_cast<double>(tensor.stored_bytes)),
+               std::filesystem::path(tensor.file).filename().string()});
+  }
+  fmt::print("\n{}", table.to_string());
+}
+
+void print_layers(const Model& model) {
+  Table table({"layer", "attention", "feed-forward", "parameters", "read per token"});
+  for (int64_t i = 0; i < model.num_layers(); ++i) {
+    const LayerInfo info = model.layer_info(i);
+    table.add({std::to_string(i), info.attention, info.feed_forward,
+               format_count(static_cast<double>(info.num_parameters)),
+               format_bytes(static_cast<double>(info.bytes_read_per_token))});
+  }
+  fmt::print("\n{}", table.to_string());
+}
+
+void print_cache(const CachePlan& plan, int64_t weight_bytes) {
+  const CacheOptions& options = plan.options;
+  Table table({"cache", "layers", "kv heads x size", "bytes per token", "per sequence"});
+  for (const CacheGroup& group : plan.groups) {
+    const int64_t pages = pages_for_tokens(group, options.page_tokens, options.max_sequence_tokens);
+    table.add({group.is_full() ? "all tokens" : fmt::format("last {} tokens", group.window),
+               std::to_string(group.layers.size()),
+               fmt::format("{} x {}", group.num_kv_heads, group.head_dim),
+               format_bytes(static_cast<double>(group.bytes_per_token)),
+               format_bytes(static_cast<double>(pages * group.page_bytes))});
+  }
+  const int64_t sequence = plan.sequence_bytes(options.max_sequence_tokens);
+  fmt::print("\n{}\n", table.to_string());
+  fmt::print("memory: {} weights + {} x {} cache ({} tokens each, {} keys and values) = {}\n",
+             format_bytes(static_cast<double>(weight_bytes)), options.max_sequences,
+             format_bytes(static_cast<double>(sequence)), options.max_sequence_tokens,
+             dtype_name(options.kv_dtype),
+             format_bytes(static_cast<double>(weight_bytes + options.max_sequences * sequence)));
+}
+
+void run_inspect(const InspectOptions& options) {
+  options.device.apply();
+  LoadedModel loaded = options.device.load();
+  if (options.json) {
+    fmt::print("{}\n", to_json(options, loaded).dump(2));
+    return;
+  }
+  const Model& model = loaded.model();
+  const LoadReport& report = model.load_report();
+  fmt::print("{}\n", loaded.origin());
+  fmt::print("{}: {} layers, hidden size {}, vocabulary {}, context {}\n", model.family(),
+             model.num_layers(), model.hidden_size(), model.vocab_size(), model.max_positions());
+  fmt::print("{}\n", to_string(report));
+  fmt::print("tokenizer: {}; chat template: {}; stop ids: {}\n",
+             loaded.has_tokenizer() ? "yes" : "none", loaded.has_chat_template() ? "yes" : "none",
+             fmt::join(loaded.generation().stop_ids, ", "));
+  print_layers(model);
+  Table types({"stored as", "tensors", "bytes"});
+  for (const auto& [type, count] : count_types(loaded.files().weights())) {
+    types.add({type, std::to_string(count.first), format_bytes(static_cast<double>(count.second))});
+  }
+  fmt::print("\n{}", types.to_string());
+  print_cache(make_plan(options, model), report.weight_bytes);
+  if (options.tensors) print_tensors(loaded.files().weights());
+}
+
+}  // namespace
+
+void add_inspect_command(CLI::App& app) {
+  auto options = std::make_shared<InspectOptions>();
+  CLI::App* command =
+      app.add_subcommand("inspect", "Show a model's layers, tensors and what memory it needs");
+  options->device.add_model(*command);
+  command
+      ->add_option("-c,--ctx-size,--max-model-len", options->context,
+                   "Tokens of context to plan for")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--max-sequences,--parallel", options->max_sequences, "Sequences to plan for")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command->add_flag("--tensors", options->tensors, "List every tensor");
+  command->add_flag("--json", options->json, "Print JSON");
+  options->device.add_to(*command);
+  command->footer(
+      "Examples:\n  braid inspect demo:gemma4\n  braid inspect model.gguf --tensors --ctx-size "
+      "8192");
+  command->callback([options] { run_inspect(*options); });
+}
+
+}  // namespace braid

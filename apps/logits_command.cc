@@ -1,0 +1,126 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "apps/command.h"
+#include "apps/device_options.h"
+#include "apps/id_lines.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "cache/cache_pool.h"
+#include "checkpoint/safetensors_writer.h"
+#include "runner/runner.h"
+
+namespace braid {
+namespace {
+
+struct LogitsOptions {
+  DeviceOptions device;
+  std::string ids_file;
+  std::string output;
+  int64_t batch_tokens = 0;
+  bool hidden_states = false;
+};
+
+constexpr int64_t kMaxLogitsBytesPerStep = int64_t{64} << 20;
+
+std::string logits_name(size_t line) { return fmt::format("logits.{}", line); }
+std::string hidden_name(size_t line, int64_t layer) {
+  return layer < 0 ? fmt::format("hidden.{}.embedding", line)
+                   : fmt::format("hidden.{}.{}", line, layer);
+}
+
+// Writes each layer's rows as they are computed.
+class HiddenStateWriter : public StepContext::Observer {
+ public:
+  HiddenStateWriter(SafetensorsWriter& writer, size_t line) : writer_(writer), line_(line) {}
+  void layer_output(int64_t layer, const TensorView& x) override {
+    writer_.write(hidden_name(line_, layer), x);
+  }
+
+ private:
+  SafetensorsWriter& writer_;
+  size_t line_;
+};
+
+void run_logits(const LogitsOptions& options) {
+  options.device.apply();
+  const LoadedModel loaded = options.device.load();
+  const Model& model = loaded.model();
+  spdlog::info("{}", to_string(model.load_report()));
+  const auto lines = read_id_lines(options.ids_file, model.vocab_size());
+
+  int64_t longest = 0;
+  std::vector<SafetensorsWriter::Declaration> tensors;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const int64_t length = static_cast<int64_t>(lines[i].size());
+    longest = std::max(longest, length);
+    if (length > model.max_positions()) {
+      throw Error("{}:{}: {} tokens, but the model's context is {}", options.ids_file, i + 1,
+                  length, model.max_positions());
+    }
+    tensors.push_back({logits_name(i), DType::kF32, {length, model.vocab_size()}});
+    for (int64_t layer = -1; options.hidden_states && layer < model.num_layers(); ++layer) {
+      tensors.push_back({hidden_name(i, layer), DType::kF32, {length, model.hidden_size()}});
+    }
+  }
+  const int64_t row_bytes = model.vocab_size() * static_cast<int64_t>(sizeof(float));
+  const int64_t step_tokens =
+      options.batch_tokens > 0 ? options.batch_tokens
+                               : std::clamp<int64_t>(kMaxLogitsBytesPerStep / row_bytes, 16, 512);
+
+  ThreadPool threads(options.device.thread_pool());
+  Stream stream(threads);
+  CachePool pool(model.cache_layout(), {.kv_dtype = options.device.kv(),
+                                        .max_tokens = longest,
+                                        .max_step_tokens = std::min(step_tokens, longest)});
+  Runner runner(model, pool, stream, {.precision = options.device.precision()});
+  SafetensorsWriter writer(options.output, tensors);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    SequenceState sequence(pool);
+    HiddenStateWriter hidden(writer, i);
+    const std::span<const int32_t> ids = lines[i];
+    for (size_t begin = 0; begin < ids.size(); begin += runner.max_step_tokens()) {
+      const size_t count = std::min<size_t>(runner.max_step_tokens(), ids.size() - begin);
+      StepPlan plan;
+      plan.sequences.push_back({&sequence, ids.subspan(begin, count), WantedLogits::kAll});
+      const StepResult result =
+          runner.run(plan, {.observer = options.hidden_states ? &hidden : nullptr});
+      BRAID_CHECK(result.status == StepStatus::kDone, "line {} does not fit the cache made for it",
+                  i);
+      writer.write(logits_name(i), result.logits);
+    }
+  }
+  writer.finish();
+  spdlog::info("{}: logits of {} sequences", options.output, lines.size());
+}
+
+}  // namespace
+
+void add_logits_command(CLI::App& app) {
+  auto options = std::make_shared<LogitsOptions>();
+  CLI::App* command = app.add_subcommand("logits", "Write the logits of given token ids to a file");
+  options->device.add_model(*command);
+  command->add_option("--ids-file", options->ids_file, "Token ids, one sequence a line")
+      ->required();
+  command
+      ->add_option("-o,--output", options->output,
+                   "safetensors file to write: logits.0, logits.1, … [tokens, vocabulary] float32")
+      ->required();
+  command
+      ->add_option("--batch-tokens", options->batch_tokens,
+                   "Most tokens in one forward pass (0: by size)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--hidden-states", options->hidden_states,
+                    "Also write each layer's output: hidden.LINE.LAYER [tokens, hidden]");
+  options->device.add_to(*command);
+  command->footer(
+      "Examples:\n"
+      "  echo '2 105 2364 107' > ids.txt\n"
+      "  braid logits ./gemma-3-270m --ids-file ids.txt --output logits.safetensors --compute f32");
+  command->callback([options] { run_logits(*options); });
+}
+
+}  // namespace braid

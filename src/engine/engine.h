@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cache/cache_pool.h"
+#include "engine/generation.h"
+#include "engine/loaded_model.h"
+#include "runner/runner.h"
+#include "sampling/token_history.h"
+#include "scheduler/chunk_planner.h"
+#include "tensor/stream.h"
+
+namespace braid {
+
+struct EngineOptions {
+  ThreadPoolOptions threads;
+  ActivationPrecision precision = ActivationPrecision::kInt8;
+  DType kv_dtype = DType::kBF16;
+  int64_t max_context = 0;     // tokens of one sequence; 0: the model's, at most kDefaultContext
+  int64_t max_sequences = 1;   // computed at a time; more wait
+  int64_t batch_tokens = 512;  // most tokens in one forward pass
+  // Keep the cache of the request that finished last; one whose prompt begins with the same tokens
+  // computes only the rest. For conversations.
+  bool reuse_last = false;
+
+  static constexpr int64_t kDefaultContext = 32768;
+};
+
+struct EngineStats {
+  int64_t prompt_tokens = 0;  // computed
+  int64_t reused_tokens = 0;  // taken from an earlier request
+  int64_t generated_tokens = 0;
+  double prefill_seconds = 0;  // steps that computed prompt tokens
+  double decode_seconds = 0;   // the others
+  int64_t decode_tokens = 0;   // drawn in decode steps
+};
+
+// The step loop: admit, plan, run, sample, commit. One thread owns it and everything in it. A
+// request's tokens do not depend on what else is computed beside it.
+class Engine {
+ public:
+  // The model must outlive the engine.
+  Engine(const LoadedModel& loaded, const EngineOptions& options);
+  ~Engine();
+
+  // Queues a request. Throws Error naming the limit if it can never be computed: an empty prompt,
+  // ids outside the vocabulary, a prompt that leaves no room in the context, parameters out of
+  // range.
+  RequestId submit(GenerationRequest request);
+
+  // Ends a request; its last event comes from the next step(). Unknown ids are ignored.
+  void cancel(RequestId id);
+
+  // One forward pass over the running requests. Returns what it brought, in the order of
+  // submission. Errors of one request end that request alone.
+  std::vector<TokenEvent> step();
+
+  // Nothing waits or runs.
+  bool idle() const { return running_.empty() && waiting_.empty(); }
+  int64_t max_context() const { return max_context_; }
+  const EngineStats& stats() const { return stats_; }
+  void reset_stats() { stats_ = {}; }
+  const CachePool& cache() const { return pool_; }
+  const Runner& runner() const { return runner_; }
+
+ private:
+  struct Sequence;
+
+  void admit();
+  void start(Sequence& sequence);
+  void run_step(std::vector<TokenEvent>& events);
+  TokenEvent accept_logits(Sequence& sequence, std::span<const float> logits, bool finite);
+  void accept_token(Sequence& sequence, TokenEvent& event);
+  void finish(Sequence& sequence, TokenEvent& event, FinishReason reason);
+  void retire_finished();
+
+  const LoadedModel& loaded_;
+  EngineOptions options_;
+  int64_t max_context_;
+  ThreadPool threads_;
+  Stream stream_;
+  CachePool pool_;
+  Runner runner_;
+  Sampler sampler_;
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  std::vector<std::unique_ptr<Sequence>> running_;
+  std::unique_ptr<Sequence> retained_;  // the last finished one, with reuse_last
+  std::vector<PendingTokens> pending_;
+  StepPlan plan_;
+  RequestId next_id_ = 0;
+  EngineStats stats_;
+};
+
+}  // namespace braid
