@@ -58,7 +58,7 @@ class Model {
     if (kind == 1) {
       std::swap(sequence, sequences_.back());
       sequences_.pop_back();
-    } else if (kind == 2) {
+    } else if (kind <= 3) {
       truncate(sequence);
     } else {
       step(sequence);
@@ -114,8 +114,14 @@ class Model {
 
   void truncate(Tracked& sequence) {
     const int64_t length = sequence.state.length();
-    const int64_t target = random_.coin() ? std::max<int64_t>(0, length - random_.integer(0, 20))
-                                          : random_.integer(0, length);
+    // Often at the edge of what the rings still hold, and back to nothing.
+    int64_t target = random_.integer(0, length);
+    if (random_.coin(0.6)) {
+      target = std::clamp<int64_t>(sequence.state.min_truncate_length() + random_.integer(-1, 1), 0,
+                                   length);
+    } else if (random_.coin(0.4)) {
+      target = 0;
+    }
     bool intact = true;
     for (int64_t layer = 0; layer < pool_->num_layers(); ++layer) {
       intact &= target == 0 || visible_matches(sequence, layer, target);
