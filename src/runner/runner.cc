@@ -8,6 +8,8 @@
 namespace braid {
 namespace {
 
+constexpr int64_t kScanGrain = 65536;  // logits
+
 bool all_finite(std::span<const float> row) {
   // Without a branch in the loop, so that it becomes vector code.
   uint32_t bad = 0;
