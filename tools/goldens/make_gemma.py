@@ -47,13 +47,13 @@ def kept_rows(length):
     return sorted({row for row in EDGE_ROWS if row < length} | {length - 1})
 
 
-def reload(variant, folder):
+def reload(variant, folder, dtype=torch.float32):
     if variant.config_form.startswith("nested"):
         name = "Gemma3ForConditionalGeneration" if variant.family == "gemma3" else "Gemma4ForConditionalGeneration"
         cls = getattr(transformers, name)
     else:
         cls = transformers.AutoModelForCausalLM
-    return cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", ignore_mismatched_sizes=True).eval()
+    return cls.from_pretrained(folder, dtype=dtype, attn_implementation="eager", ignore_mismatched_sizes=True).eval()
 
 
 def draw_ids(rng, model, length):
