@@ -149,12 +149,14 @@ void Runner::lay_flat(const StepPlan& plan) {
 
 void Runner::find_nonfinite_rows(const TensorView& logits) {
   const size_t vocab_size = static_cast<size_t>(logits.dim(1));
-  stream_.pool().parallel_for(static_cast<int64_t>(rows_.size()), 1,
-                              [&](int64_t begin, int64_t end, int) {
-                                for (int64_t r = begin; r < end; ++r) {
-                                  rows_[r].finite = all_finite({logits.row<float>(r), vocab_size});
-                                }
-                              });
+  const auto scan = [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      rows_[r].finite = all_finite({logits.row<float>(r), vocab_size});
+    }
+  };
+  // Few short rows are not worth waking the other threads.
+  const int64_t grain = 1 + kScanGrain / logits.dim(1);
+  stream_.pool().parallel_for(static_cast<int64_t>(rows_.size()), grain, scan);
 }
 
 }  // namespace braid
