@@ -172,6 +172,7 @@ VARIANTS = {
         prefix="language_model.model.",
         stray_tensors=True,
         brief=True,
+        free_sizes=(48, 96, 144),
     ),
 }
 
