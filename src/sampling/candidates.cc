@@ -1,12 +1,12 @@
 #include "sampling/candidates.h"
 
 #include <algorithm>
-#include <limits>
+
+#include "sampling/row_scan.h"
 
 namespace braid {
 namespace {
 
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 // Up to here a heap, which most tokens leave untouched, beats a partition of the vocabulary.
 constexpr int64_t kMaxHeap = 1024;
 
@@ -14,18 +14,16 @@ bool by_token(const Candidate& a, const Candidate& b) { return a.token < b.token
 
 void select_by_heap(std::span<const float> logits, size_t k, std::vector<Candidate>& heap) {
   heap.clear();
-  for (size_t i = 0; i < logits.size(); ++i) {
-    const float logit = logits[i];
-    if (heap.size() < k) {
-      if (logit == kMinusInfinity) continue;
-      heap.push_back({logit, static_cast<int32_t>(i)});
-      std::push_heap(heap.begin(), heap.end(), ranks_before);
-    } else if (logit > heap.front().logit) {  // the front is last in rank; equals come later by id
+  float threshold = kMinusInfinity;  // once the heap is full, the logit of its last in rank
+  for_each_above(logits, threshold, [&](int32_t token, float logit) {
+    if (heap.size() == k) {  // equals come later by id, so only a higher logit gets in
       std::pop_heap(heap.begin(), heap.end(), ranks_before);
-      heap.back() = {logit, static_cast<int32_t>(i)};
-      std::push_heap(heap.begin(), heap.end(), ranks_before);
+      heap.pop_back();
     }
-  }
+    heap.push_back({logit, token});
+    std::push_heap(heap.begin(), heap.end(), ranks_before);
+    if (heap.size() == k) threshold = heap.front().logit;
+  });
 }
 
 }  // namespace
@@ -44,9 +42,9 @@ void select_top_k(std::span<const float> logits, int64_t k, std::vector<Candidat
 
 void select_all(std::span<const float> logits, std::vector<Candidate>& candidates) {
   candidates.clear();
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] != kMinusInfinity) candidates.push_back({logits[i], static_cast<int32_t>(i)});
-  }
+  for_each_above(logits, kMinusInfinity, [&](int32_t token, float logit) {
+    candidates.push_back({logit, token});
+  });
 }
 
 void keep_top_p(std::vector<Candidate>& candidates, double top_p, std::vector<Candidate>& scratch) {

@@ -2,19 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "base/check.h"
+#include "sampling/row_scan.h"
 
 namespace braid {
 namespace {
-
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-constexpr float kLargest = std::numeric_limits<float>::max();
-
-float sanitised(float logit) {
-  return std::isnan(logit) ? kMinusInfinity : std::min(logit, kLargest);
-}
 
 void penalise(std::span<float> logits, const SamplingParams& params, const TokenHistory& history) {
   for (const TokenHistory::Entry& entry : history.entries()) {
@@ -41,23 +34,11 @@ void process(std::span<float> logits, const SamplingParams& params, const TokenH
 
 }  // namespace
 
-int32_t argmax(std::span<const float> logits) {
-  int32_t best = -1;
-  float best_logit = kMinusInfinity;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] > best_logit) {  // false for NaN
-      best_logit = logits[i];
-      best = static_cast<int32_t>(i);
-    }
-  }
-  return best;
-}
-
 std::optional<SampledToken> Sampler::sample(std::span<const float> logits,
                                             const SamplingParams& params,
                                             const TokenHistory* history, const SamplingKey& key) {
   logits_.resize(logits.size());
-  std::transform(logits.begin(), logits.end(), logits_.begin(), sanitised);
+  sanitise(logits, logits_.data());
   process(logits_, params, history);
 
   SampledToken sampled;
@@ -98,8 +79,8 @@ int32_t Sampler::draw(const SamplingParams& params, const SamplingKey& key) {
 
 void Sampler::report_logprobs(std::span<const float> logits, int32_t num_logprobs,
                               SampledToken& sampled) {
-  std::transform(logits.begin(), logits.end(), logits_.begin(), sanitised);
-  const float highest = *std::max_element(logits_.begin(), logits_.end());
+  sanitise(logits, logits_.data());
+  const float highest = logits_[argmax(logits_)];
   double sum = 0;
   for (const float logit : logits_) sum += std::exp(logit - highest);
   const double log_sum = std::log(sum);

@@ -46,7 +46,4 @@ class Sampler {
   std::vector<Candidate> scratch_;
 };
 
-// Of the row's token with the highest logit, of equals the lowest id; -1 if none is above -inf.
-int32_t argmax(std::span<const float> logits);
-
 }  // namespace braid

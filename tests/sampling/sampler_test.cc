@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "sampling/row_scan.h"
 #include "support/fresh_seed.h"
 
 namespace braid {
