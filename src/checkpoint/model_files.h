@@ -34,6 +34,7 @@ class ModelFiles {
 
   // Names as the files have them.
   WeightMap& weights() { return weights_; }
+  const WeightMap& weights() const { return weights_; }
   const GenerationDefaults& generation() const { return generation_; }
   // File contents, absent if the folder has no such file (GGUF: the template from the metadata).
   const std::optional<std::string>& tokenizer_json() const { return tokenizer_json_; }

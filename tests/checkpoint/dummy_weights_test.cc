@@ -1,0 +1,76 @@
+#include "checkpoint/dummy_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "support/fresh_seed.h"
+
+namespace braid {
+namespace {
+
+std::vector<float> values_of(const Weight& weight) {
+  std::vector<float> values(static_cast<size_t>(weight.shape.num_elements()));
+  dequantize(*weight.format, weight.data, weight.shape.num_elements(), values.data());
+  return values;
+}
+
+TEST(DummyWeights, HaveTheirFormatAndSpread) {
+  const uint64_t seed = testing::fresh_seed();
+  SCOPED_TRACE(seed);
+  for (int id = 0; id < kNumFormats; ++id) {
+    const QuantFormat& format = quant_format(static_cast<FormatId>(id));
+    SCOPED_TRACE(format.name);
+    const int64_t rows = 256, cols = 768;
+    const Weight weight = make_dummy_weight(seed, "w", {rows, cols}, format);
+    EXPECT_EQ(weight.format, &format);
+    double sum = 0, squares = 0;
+    for (const float value : values_of(weight)) {
+      ASSERT_TRUE(std::isfinite(value));
+      sum += value;
+      squares += double{value} * value;
+    }
+    const double count = static_cast<double>(rows * cols);
+    const double deviation = 1 / std::sqrt(static_cast<double>(cols));
+    // Rounding to a few levels changes the spread by far less than a quarter; a float16 scale that
+    // vanished, or was never set, by more.
+    EXPECT_NEAR(std::sqrt(squares / count), deviation, deviation / 4);
+    EXPECT_NEAR(sum / count, 0, deviation / 4);
+  }
+}
+
+TEST(DummyWeights, DependOnSeedAndNameOnly) {
+  const QuantFormat& format = quant_format(FormatId::kQ4K);
+  const auto make = [&](uint64_t seed, std::string_view name) {
+    return values_of(make_dummy_weight(seed, name, {4, 256}, format));
+  };
+  EXPECT_EQ(make(1, "a"), make(1, "a"));
+  EXPECT_NE(make(1, "a"), make(2, "a"));
+  EXPECT_NE(make(1, "a"), make(1, "b"));
+  // Neighbouring rows differ.
+  const Weight weight = make_dummy_weight(1, "a", {2, 256}, format);
+  EXPECT_NE(std::memcmp(weight.row(0), weight.row(1), static_cast<size_t>(weight.row_bytes())), 0);
+}
+
+TEST(DummyWeights, RowsThatBlocksDoNotDivideFallBack) {
+  const auto format_of = [](FormatId asked, int64_t cols) {
+    return make_dummy_weight(1, "w", {3, cols}, quant_format(asked)).format->id;
+  };
+  EXPECT_EQ(format_of(FormatId::kQ4K, 704), FormatId::kQ5_0);
+  EXPECT_EQ(format_of(FormatId::kQ5K, 704), FormatId::kQ5_1);
+  EXPECT_EQ(format_of(FormatId::kQ6K, 704), FormatId::kQ8_0);
+  EXPECT_EQ(format_of(FormatId::kQ2K, 704), FormatId::kQ4_0);
+  EXPECT_EQ(format_of(FormatId::kQ6K, 33), FormatId::kF16);
+  EXPECT_EQ(format_of(FormatId::kBF16, 33), FormatId::kBF16);
+}
+
+TEST(DummyWeights, VectorsAreNearOne) {
+  const Tensor vector = make_dummy_f32(3, "norm", {1000});
+  for (const float value : vector.view().span<float>()) ASSERT_NEAR(value, 1, 0.5);
+  EXPECT_EQ(make_dummy_weight(3, "norm", {10}, quant_format(FormatId::kQ8_0)).format->id,
+            FormatId::kF32);
+}
+
+}  // namespace
+}  // namespace braid
