@@ -17,7 +17,8 @@ namespace {
 class FileDescriptor {
  public:
   explicit FileDescriptor(const std::filesystem::path& path)
-      : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+      // Without O_NONBLOCK a named pipe would hold us until someone writes to it.
+      : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     if (fd_ < 0) throw Error("{}: cannot open: {}", path.string(), std::strerror(errno));
   }
   ~FileDescriptor() { ::close(fd_); }

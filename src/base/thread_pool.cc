@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <chrono>
+#include <system_error>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -48,29 +49,43 @@ ThreadPool::ThreadPool(const ThreadPoolOptions& options) : spin_us_(options.spin
   // Spinning pays only if every thread has a processor to itself.
   if (num_threads_ > static_cast<int>(processors.size())) spin_us_ = 0;
   workers_.reserve(num_threads_ - 1);
-  for (int i = 1; i < num_threads_; ++i) workers_.emplace_back([this, i] { worker(i); });
-  if (options.pin) {
-    pin_to(pthread_self(), processors[0]);
-    for (int i = 1; i < num_threads_; ++i) {
-      pin_to(workers_[i - 1].native_handle(), processors[i % processors.size()]);
+  try {
+    for (int i = 1; i < num_threads_; ++i) workers_.emplace_back([this, i] { worker(i); });
+    if (options.pin) {
+      pin_to(pthread_self(), processors[0]);
+      for (int i = 1; i < num_threads_; ++i) {
+        pin_to(workers_[i - 1].native_handle(), processors[i % processors.size()]);
+      }
     }
+  } catch (const std::system_error& error) {
+    const size_t started = workers_.size();
+    stop();
+    throw Error("cannot start {} threads (only {}): {}; use fewer", num_threads_, started + 1,
+                error.what());
+  } catch (...) {
+    stop();
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stop_.store(true, std::memory_order_relaxed);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
   for (std::thread& worker : workers_) worker.join();
+  workers_.clear();
 }
 
 void ThreadPool::run_erased(ErasedBody body, const void* context) {
+  BRAID_CHECK(!busy_.exchange(true, std::memory_order_relaxed),
+              "a parallel region started inside another");
   if (num_threads_ == 1) {
     body(context, 0);
+    busy_.store(false, std::memory_order_relaxed);
     return;
   }
-  BRAID_CHECK(running_.load(std::memory_order_relaxed) == 0,
-              "a parallel region started inside another");
   body_ = body;
   context_ = context;
   running_.store(num_threads_ - 1, std::memory_order_relaxed);
@@ -86,6 +101,7 @@ void ThreadPool::run_erased(ErasedBody body, const void* context) {
       relax();
     }
   }
+  busy_.store(false, std::memory_order_relaxed);
 }
 
 void ThreadPool::wait_for_epoch_change(uint32_t seen) {

@@ -23,6 +23,7 @@ struct ThreadPoolOptions {
 // writes its own output.
 class ThreadPool {
  public:
+  // Throws Error if the threads cannot be started or pinned.
   explicit ThreadPool(const ThreadPoolOptions& options = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -62,6 +63,7 @@ class ThreadPool {
   using ErasedBody = void (*)(const void* context, int thread);
   void run_erased(ErasedBody body, const void* context);
   void worker(int thread);
+  void stop();
   void wait_for_epoch_change(uint32_t seen);
 
   int num_threads_;
@@ -73,6 +75,7 @@ class ThreadPool {
   alignas(64) std::atomic<int64_t> next_{0};    // next item of parallel_for
   alignas(64) std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> busy_{false};  // a region is running
   std::vector<std::thread> workers_;
 };
 

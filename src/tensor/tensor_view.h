@@ -31,7 +31,9 @@ class TensorView {
   int64_t num_elements() const { return shape_.num_elements(); }
   Device device() const { return device_; }
   int64_t row_stride() const { return row_stride_; }
-  bool contiguous() const { return row_stride_ == row_elements(shape_) || shape_.dim(0) <= 1; }
+  bool contiguous() const {
+    return shape_.rank() == 0 || row_stride_ == row_elements(shape_) || shape_.dim(0) <= 1;
+  }
 
   void* raw() const { return data_; }
   // Typed pointer to the first element; T must match dtype().

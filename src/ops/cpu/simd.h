@@ -41,7 +41,7 @@ BRAID_INLINE Vf load(const BFloat16* p) {
 #elif defined(BRAID_ISA_avx2)
   return (Vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
 #else
-  Vi v;
+  Vi v{};
   for (int i = 0; i < kLanes; ++i) v[i] = static_cast<int32_t>(uint32_t{p[i].bits} << 16);
   return (Vf)v;
 #endif

@@ -40,7 +40,7 @@ BRAID_INLINE Vf select(Vi mask, Vf yes, Vf no) { return (Vf)((mask & (Vi)yes) | 
 
 // Lane i holds i.
 BRAID_INLINE Vi lane_index() {
-  Vi v;
+  Vi v{};
   for (int i = 0; i < kLanes; ++i) v[i] = i;
   return v;
 }

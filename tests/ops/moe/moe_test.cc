@@ -1,0 +1,167 @@
+#include "ops/moe/moe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "ops/op_test.h"
+#include "reference/moe.h"
+
+namespace braid {
+namespace {
+
+class MoeTest : public OpTest {
+ protected:
+  // Distinct experts for every token.
+  Tensor random_experts(int64_t tokens, int64_t k, int64_t num_experts) {
+    Tensor experts(DType::kI32, {tokens, k});
+    std::vector<int32_t> ids(num_experts);
+    std::iota(ids.begin(), ids.end(), 0);
+    for (int64_t t = 0; t < tokens; ++t) {
+      std::shuffle(ids.begin(), ids.end(), random.engine());
+      std::copy_n(ids.begin(), k, experts.view().row<int32_t>(t));
+    }
+    return experts;
+  }
+};
+
+TEST_P(MoeTest, ChoosesAndWeighsLikeTheReference) {
+  struct Case {
+    int64_t num_experts, k;
+  };
+  for (const Case& c : {Case{1, 1}, Case{4, 4}, Case{16, 2}, Case{128, 8}, Case{512, 10}}) {
+    for (const int64_t tokens : {0, 1, 2, 3, 7, 8, 9, 300}) {
+      PaddedTensor logits({tokens, c.num_experts}, 1);
+      logits.fill_normal(random, 3);
+      // Coarse values make ties.
+      if (random.integer(0, 1) == 1) {
+        for (int64_t t = 0; t < tokens; ++t) {
+          for (int64_t e = 0; e < c.num_experts; ++e) {
+            logits.row(t)[e] = std::round(logits.row(t)[e]);
+          }
+        }
+      }
+      Tensor scale(DType::kF32, {c.num_experts});
+      for (float& s : scale.view().span<float>()) s = random.uniform(0.1f, 2);
+      const bool scaled = random.integer(0, 1) == 1;
+      Tensor experts(DType::kI32, {tokens, c.k});
+      PaddedTensor weights({tokens, c.k}, 0);
+      top_k_experts(stream, logits, scaled ? scale.view() : TensorView(), experts, weights);
+      for (int64_t t = 0; t < tokens; ++t) {
+        const reference::Routing expected = reference::route(
+            logits.row(t), c.num_experts, c.k, scaled ? scale.data<float>() : nullptr);
+        for (int64_t i = 0; i < c.k; ++i) {
+          ASSERT_EQ(experts.view().row<int32_t>(t)[i], expected.experts[i]);
+          // The exponential to 1 ulp of an argument rounded once, k additions, division, product.
+          const double spread = std::abs(double{logits.row(t)[expected.experts[0]]} -
+                                         logits.row(t)[expected.experts[c.k - 1]]);
+          const double bound =
+              expected.weights[i] * (2 * spread + 4 + static_cast<double>(c.k) + 3) * kUnitRoundoff;
+          ASSERT_NEAR(weights.row(t)[i], expected.weights[i], bound);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MoeTest, TiesTakeTheLowerIndexAndNanComesLast) {
+  PaddedTensor logits({3, 6}, 0);
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<std::vector<float>> values = {
+      {1, 2, 2, 1, 2, 2}, {kNan, -inf, 3, kNan, -5, 3}, {kNan, kNan, kNan, kNan, kNan, 0}};
+  for (int64_t t = 0; t < 3; ++t) std::copy(values[t].begin(), values[t].end(), logits.row(t));
+  Tensor experts(DType::kI32, {3, 4});
+  PaddedTensor weights({3, 4}, 0);
+  top_k_experts(stream, logits, TensorView(), experts, weights);
+  const std::vector<std::vector<int32_t>> expected = {{1, 2, 4, 5}, {2, 5, 4, 1}, {5, 0, 1, 2}};
+  for (int64_t t = 0; t < 3; ++t) {
+    const int32_t* row = experts.view().row<int32_t>(t);
+    EXPECT_EQ(std::vector<int32_t>(row, row + 4), expected[t]) << "token " << t;
+  }
+  EXPECT_EQ(weights.row(0)[0], 0.25f);
+  EXPECT_EQ(weights.row(1)[3], 0);
+}
+
+TEST_P(MoeTest, LargeLogitsDoNotOverflow) {
+  PaddedTensor logits({1, 3}, 0);
+  logits.row(0)[0] = 3e38f;
+  logits.row(0)[1] = 3e38f;
+  logits.row(0)[2] = -3e38f;
+  Tensor experts(DType::kI32, {1, 3});
+  PaddedTensor weights({1, 3}, 0);
+  top_k_experts(stream, logits, TensorView(), experts, weights);
+  EXPECT_EQ(weights.row(0)[0], 0.5f);
+  EXPECT_EQ(weights.row(0)[1], 0.5f);
+  EXPECT_EQ(weights.row(0)[2], 0);
+}
+
+TEST_P(MoeTest, GroupsAreSortedByExpertThenToken) {
+  struct Case {
+    int64_t tokens, num_experts, k;
+  };
+  for (const Case& c : {Case{0, 4, 2}, Case{1, 1, 1}, Case{1, 128, 8}, Case{9, 16, 3},
+                        Case{257, 128, 8}, Case{40, 3, 3}}) {
+    Workspace::Scope scope(workspace);
+    const Tensor experts = random_experts(c.tokens, c.k, c.num_experts);
+    const ExpertGroups groups = group_by_expert(stream, workspace, experts, c.num_experts);
+    const int64_t pairs = c.tokens * c.k;
+    ASSERT_EQ(groups.offsets.size(), static_cast<size_t>(c.num_experts + 1));
+    ASSERT_EQ(groups.tokens.size(), static_cast<size_t>(pairs));
+    EXPECT_EQ(groups.offsets.front(), 0);
+    EXPECT_EQ(groups.offsets.back(), pairs);
+    for (int64_t e = 0; e < c.num_experts; ++e) {
+      ASSERT_LE(groups.offsets[e], groups.offsets[e + 1]);
+      for (int32_t i = groups.offsets[e] + 1; i < groups.offsets[e + 1]; ++i) {
+        ASSERT_LT(groups.tokens[i - 1], groups.tokens[i]);
+      }
+    }
+    std::vector<bool> taken(pairs);
+    for (int64_t t = 0; t < c.tokens; ++t) {
+      for (int64_t i = 0; i < c.k; ++i) {
+        const int32_t expert = experts.view().row<int32_t>(t)[i];
+        const int32_t place = groups.places[t * c.k + i];
+        ASSERT_GE(place, groups.offsets[expert]);
+        ASSERT_LT(place, groups.offsets[expert + 1]);
+        ASSERT_EQ(groups.tokens[place], t);
+        ASSERT_FALSE(taken[place]);
+        taken[place] = true;
+      }
+    }
+  }
+}
+
+TEST_P(MoeTest, CombinesByAscendingExpert) {
+  for (const int64_t width : {1, 2, 7, 8, 9, 17, 64, 100}) {
+    for (const int64_t tokens : {0, 1, 3, 8, 300}) {
+      Workspace::Scope scope(workspace);
+      constexpr int64_t kChoices = 5;
+      const Tensor experts = random_experts(tokens, kChoices, 11);
+      const ExpertGroups groups = group_by_expert(stream, workspace, experts, 11);
+      PaddedTensor y({tokens * kChoices, width}, 1), out({tokens, width}, 2);
+      PaddedTensor weights({tokens, kChoices}, 0);
+      y.fill_normal(random);
+      weights.fill_normal(random);
+      combine_experts(stream, y, groups, experts, weights, out);
+      EXPECT_TRUE(out.gaps_untouched());
+      for (int64_t t = 0; t < tokens; ++t) {
+        std::vector<int64_t> choices(kChoices);
+        std::iota(choices.begin(), choices.end(), 0);
+        std::sort(choices.begin(), choices.end(), [&](int64_t a, int64_t b) {
+          return experts.view().row<int32_t>(t)[a] < experts.view().row<int32_t>(t)[b];
+        });
+        for (int64_t i = 0; i < width; ++i) {
+          float sum = 0;
+          for (const int64_t choice : choices) {
+            sum += weights.row(t)[choice] * y.row(groups.places[t * kChoices + choice])[i];
+          }
+          ASSERT_EQ(out.row(t)[i], sum) << "token " << t << ", element " << i;
+        }
+      }
+    }
+  }
+}
+
+BRAID_INSTANTIATE_PER_ISA(MoeTest);
+
+}  // namespace
+}  // namespace braid

@@ -1,0 +1,141 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/cpu_features.h"
+#include "base/thread_pool.h"
+#include "tensor/stream.h"
+#include "tensor/tensor.h"
+#include "tensor/workspace.h"
+
+namespace braid {
+
+// Half the distance from 1 to the next float32: the largest relative error of one rounding.
+inline constexpr double kUnitRoundoff = 0x1p-24;
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// Random inputs, other ones in every run; BRAID_TEST_SEED repeats a run.
+class Random {
+ public:
+  Random() {
+    const char* given = std::getenv("BRAID_TEST_SEED");
+    seed_ = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+    engine_.seed(seed_);
+  }
+  uint64_t seed() const { return seed_; }
+  float normal(float deviation = 1) {
+    return std::normal_distribution<float>(0, deviation)(engine_);
+  }
+  float uniform(float low, float high) {
+    return std::uniform_real_distribution<float>(low, high)(engine_);
+  }
+  // low <= result <= high
+  int64_t integer(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(engine_);
+  }
+  template <typename T>
+  T pick(std::initializer_list<T> choices) {
+    return choices.begin()[integer(0, static_cast<int64_t>(choices.size()) - 1)];
+  }
+  std::mt19937_64& engine() { return engine_; }
+
+ private:
+  uint64_t seed_;
+  std::mt19937_64 engine_;
+};
+
+// A float32 tensor whose rows are `gap` elements apart in memory; all of it starts as NaN.
+class PaddedTensor {
+ public:
+  PaddedTensor(const Shape& shape, int64_t gap) {
+    int64_t width = 1;
+    for (int i = 1; i < shape.rank(); ++i) width *= shape.dim(i);
+    storage_ = Tensor(DType::kF32, {shape.dim(0), width + gap});
+    poison();
+    const TensorView rows = storage_.view().columns(0, width);
+    view_ = shape.rank() == 2 ? rows : rows.reshape(shape);
+    gap_ = gap;
+  }
+  const TensorView& view() const { return view_; }
+  operator const TensorView&() const { return view_; }  // NOLINT: implicit by design
+  float* row(int64_t i) const { return view_.row<float>(i); }
+  int64_t row_elements() const { return storage_.shape().dim(1) - gap_; }
+
+  void poison() {
+    for (float& x : storage_.view().span<float>()) x = kNan;
+  }
+  void fill_normal(Random& random, float deviation = 1) {
+    for (int64_t i = 0; i < view_.dim(0); ++i) {
+      for (int64_t j = 0; j < row_elements(); ++j) row(i)[j] = random.normal(deviation);
+    }
+  }
+  void copy_from(const PaddedTensor& other) {
+    for (int64_t i = 0; i < view_.dim(0); ++i) {
+      std::copy_n(other.row(i), row_elements(), row(i));
+    }
+  }
+  // True if nothing was written between the rows.
+  bool gaps_untouched() const {
+    for (int64_t i = 0; i < view_.dim(0); ++i) {
+      for (int64_t j = 0; j < gap_; ++j) {
+        if (!std::isnan(row(i)[row_elements() + j])) return false;
+      }
+    }
+    return true;
+  }
+  std::vector<uint32_t> bits() const {
+    std::vector<uint32_t> bits;
+    for (int64_t i = 0; i < view_.dim(0); ++i) {
+      for (int64_t j = 0; j < row_elements(); ++j) {
+        bits.push_back(std::bit_cast<uint32_t>(row(i)[j]));
+      }
+    }
+    return bits;
+  }
+
+ private:
+  Tensor storage_;
+  TensorView view_;
+  int64_t gap_ = 0;
+};
+
+// Runs each test once per instruction set, by force; those that this processor lacks are reported
+// as skipped.
+class OpTest : public testing::TestWithParam<Isa> {
+ protected:
+  OpTest() : trace_(__FILE__, __LINE__, "BRAID_TEST_SEED=" + std::to_string(random.seed())) {}
+
+  void SetUp() override {
+    if (!isa_supported(GetParam())) {
+      GTEST_SKIP() << "this processor has no " << isa_name(GetParam());
+    }
+    previous_ = active_isa();
+    force_isa(GetParam());
+  }
+  void TearDown() override {
+    if (isa_supported(GetParam())) force_isa(previous_);
+  }
+
+  Random random;
+  ThreadPool pool{{.num_threads = 2}};
+  Stream stream{pool};
+  Workspace workspace{size_t{1} << 30};
+
+ private:
+  testing::ScopedTrace trace_;
+  Isa previous_ = Isa::kPortable;
+};
+
+#define BRAID_INSTANTIATE_PER_ISA(Suite)                                                           \
+  INSTANTIATE_TEST_SUITE_P(Isas, Suite, testing::Values(Isa::kPortable, Isa::kAvx2, Isa::kAvx512), \
+                           [](const auto& info) { return std::string(isa_name(info.param)); })
+
+}  // namespace braid
