@@ -45,7 +45,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   try {
     const auto tokenizer = braid::make_tokenizer_from_json(json, config, "tokenizer.json");
-    use(*tokenizer, "Hello  world, caf\xC3\xA9 123\n\n<bos> ab \xE2\x96\x81 \xF0\x9F\x98\x80 aaaaaaaa");
+    use(*tokenizer,
+        "Hello  world, caf\xC3\xA9 123\n\n<bos> ab \xE2\x96\x81 \xF0\x9F\x98\x80 aaaaaaaa");
     use(*tokenizer, json.substr(0, 100));
     const int64_t last = tokenizer->vocab_size();
     for (const int64_t id : {int64_t{-1}, int64_t{0}, last - 1, last}) {

@@ -111,7 +111,10 @@ std::string remove_marks(std::string_view text) {
   kept.reserve(text.size());
   while (!text.empty()) {
     const Utf8Step step = utf8_step(text);
-    if (category(step.code_point) != UTF8PROC_CATEGORY_MN) kept += text.substr(0, step.length);
+    const utf8proc_category_t kind = category(step.code_point);
+    if (kind < UTF8PROC_CATEGORY_MN || kind > UTF8PROC_CATEGORY_ME) {
+      kept += text.substr(0, step.length);
+    }
     text.remove_prefix(step.length);
   }
   return kept;

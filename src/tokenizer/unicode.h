@@ -16,6 +16,6 @@ enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 // text must be well-formed UTF-8.
 std::string normalize_unicode(std::string_view text, NormalForm form);
 std::string lowercase(std::string_view text);
-std::string remove_marks(std::string_view text);  // drops category Mn
+std::string remove_marks(std::string_view text);  // drops categories M*
 
 }  // namespace braid
