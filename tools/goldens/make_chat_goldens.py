@@ -138,6 +138,7 @@ def conversations():
 
 
 def settings():
+    """(add_generation_prompt, enable_thinking)"""
     for generation, thinking in itertools.product((True, False), (None, True, False)):
         yield generation, thinking
 
@@ -165,10 +166,13 @@ def template_goldens(folder):
     for path in sorted(folder.glob("*.jinja")):
         source = path.read_text()
         for name, (messages, tools) in talks.items():
+            answers = {}
             for generation, thinking in settings():
                 text, error = render(source, variables_of(messages, tools, generation, thinking))
-                case = {"template": path.name, "conversation": name, "generation": generation, "thinking": thinking}
-                cases.append({**case, **({"text": text} if error is None else {"error": error})})
+                answers.setdefault((text, error), []).append([generation, thinking])
+            for (text, error), when in answers.items():
+                answer = {"text": text} if error is None else {"error": error}
+                cases.append({"template": path.name, "conversation": name, "when": when, **answer})
     return {"conversations": {n: {"messages": m, "tools": t} for n, (m, t) in talks.items()}, "cases": cases}
 
 

@@ -134,15 +134,11 @@ Value get_item(const Value& object, const Value& key, Budget& budget) {
 Value get_slice(const Value& object, const Value& start, const Value& stop, const Value& step,
                 Budget& budget) {
   if (object.is_undefined()) throw Failure(object.as_string());
-  const bool is_range = object.is(Kind::kRange);
-  if (!object.is_string() && !object.is(Kind::kList) && !object.is(Kind::kTuple) && !is_range) {
-    return Value::undefined(fmt::format("'{}' object cannot be sliced", type_name(object)));
+  if (object.is(Kind::kRange)) {
+    throw Failure("unsupported slice of a range: make it a list first (range(...) | list)");
   }
-  // jinja2 turns a TypeError of the subscript into an undefined value, a ValueError not.
-  for (const Value* bound : {&start, &stop, &step}) {
-    if (!bound->is_none() && !bound->is_integral()) {
-      return Value::undefined("slice indices must be integers or None");
-    }
+  if (!object.is_string() && !object.is(Kind::kList) && !object.is(Kind::kTuple)) {
+    throw Failure("'{}' object cannot be sliced", type_name(object));
   }
   const int64_t stride = slice_bound(step).value_or(1);
   if (stride == 0) throw Failure("slice step cannot be zero");
@@ -153,9 +149,8 @@ Value get_slice(const Value& object, const Value& start, const Value& stop, cons
     budget.charge(text.size());
     return Value::string_like(object, std::move(text));
   }
-  const ValueList items = is_range ? iterate(object) : object.as_items();
-  ValueList result = slice_items(items, slice_bound(start), slice_bound(stop), stride);
-  budget.charge_values(result.size() + (is_range ? items.size() : 0) + 1);
+  ValueList result = slice_items(object.as_items(), slice_bound(start), slice_bound(stop), stride);
+  budget.charge_values(result.size() + 1);
   return object.is(Kind::kTuple) ? Value::tuple(std::move(result)) : Value::list(std::move(result));
 }
 

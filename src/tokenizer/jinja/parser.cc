@@ -36,10 +36,8 @@ class Parser : ExpressionParser {
         node->text = token.text;
         block.push_back(std::move(node));
       } else if (token.is(TokenType::kVariableBegin)) {
-        auto node = std::make_unique<OutputStatement>(token.line);
-        node->expression = parse_tuple();
+        block.push_back(parse_output(token.line));
         expect(TokenType::kVariableEnd, "'}}'");
-        block.push_back(std::move(node));
       } else {
         for (std::string_view end : ends) {
           if (current().is_name(end)) return block;
@@ -70,15 +68,15 @@ class Parser : ExpressionParser {
     if (name == "call") return parse_call_block(tag.line);
     if (name == "filter") return parse_filter_block(tag.line);
     if (name == "with") return parse_with(tag.line);
-    if (name == "print") return parse_print(tag.line);
     if (name == "generation") return parse_generation(tag.line);
     if (name == "break" || name == "continue") {
       if (loops_ == 0) fail(tag.line, fmt::format("'{}' outside a for loop", name));
       return std::make_unique<Statement>(
           name == "break" ? StatementKind::kBreak : StatementKind::kContinue, tag.line);
     }
-    static constexpr std::array<std::string_view, 9> kKnown = {
-        "block", "extends", "include", "import", "from", "autoescape", "do", "trans", "debug"};
+    static constexpr std::array<std::string_view, 10> kKnown = {
+        "print", "block",      "extends", "include", "import",
+        "from",  "autoescape", "do",      "trans",   "debug"};
     for (std::string_view known : kKnown) {
       if (name == known) fail(tag.line, fmt::format("unsupported tag '{}'", name));
     }
@@ -208,7 +206,7 @@ class Parser : ExpressionParser {
     return node;
   }
 
-  StatementPtr parse_print(int line) {
+  StatementPtr parse_output(int line) {
     auto node = std::make_unique<OutputStatement>(line);
     node->expression = parse_tuple();
     return node;
