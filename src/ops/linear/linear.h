@@ -11,25 +11,28 @@
 namespace braid {
 
 // To what the inputs of a matrix product are rounded; products are accumulated in float32 (int8:
-// exactly within a block of 32, then in float32).
+// exactly within 16 or 32 inputs that share a scale, then in float32).
 //   kF32   not at all. Quantised weights are expanded block by block in registers or cache.
 //   kBF16  to bfloat16 (nearest even).
 //   kInt8  symmetric int8 with one float32 scale per 32 inputs, for block-quantised weights;
-//   weights of
-//          plain formats then take kF32.
+//          weights of plain formats then take kF32.
 enum class ActivationPrecision { kF32, kBF16, kInt8 };
 
 // Inputs of one or more products, prepared once. x: [tokens, cols] float32. Views live in the
-// workspace.
+// workspace, except that x is the caller's under kF32 and kInt8.
 struct LinearInput {
   ActivationPrecision precision = ActivationPrecision::kF32;
   TensorView x;       // float32; under kBF16 already rounded
-  TensorView codes;   // kInt8: int8 [tokens, cols]
+  TensorView codes;   // kInt8: int8 [tokens, cols], -127 to 127
   TensorView scales;  // kInt8: float32 [tokens, cols / 32]
-  TensorView sums;    // kInt8: int16 [tokens, cols / 16], sums of codes
+  TensorView sums;    // kInt8: int32 [tokens, cols / 16], sums of codes
+  TensorView packed;  // kBF16: bfloat16 [tokens, cols rounded up to even], where kernels multiply
+                      // bfloat16 pairs; otherwise empty
 };
 
-// kInt8 needs cols to be a multiple of 32 and falls back to kF32 (printed once) otherwise.
+// kInt8 needs cols to be a multiple of 32 and falls back to kF32 (printed once) otherwise. Under
+// kInt8 a group of 32 with an infinity or NaN gets a scale that is not a number, and a group whose
+// largest magnitude is below 2^-100 counts as zero.
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  ActivationPrecision precision);
 

@@ -1,0 +1,22 @@
+#include "ops/embedding/embedding.h"
+
+#include "base/check.h"
+
+namespace braid {
+
+void embedding(Stream& stream, const Weight& table, std::span<const int32_t> ids, float scale,
+               const TensorView& y) {
+  BRAID_CHECK(!table.empty() && table.shape.rank() == 2 && y.rank() == 2);
+  BRAID_CHECK(y.dim(0) == static_cast<int64_t>(ids.size()) && y.dim(1) == table.cols(),
+              "table {}, {} ids, y {}", to_string(table.shape), ids.size(), to_string(y.shape()));
+  stream.pool().parallel_for(y.dim(0), 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      BRAID_CHECK(ids[i] >= 0 && ids[i] < table.rows(), "id {} of {}", ids[i], table.rows());
+      float* const out = y.row<float>(i);
+      dequantize(*table.format, table.row(ids[i]), table.cols(), out);
+      for (int64_t c = 0; c < table.cols(); ++c) out[c] *= scale;
+    }
+  });
+}
+
+}  // namespace braid

@@ -1,0 +1,316 @@
+#pragma once
+
+// Products of block-quantised weights with int8 inputs.
+//
+// A decoder turns one storage block of kLanes rows into sub-blocks of 32 codes and their scales:
+//
+//   struct Decoder {
+//     using Kind = CodeKind<…>;
+//     static constexpr int kBlockBytes, kSubBlocks;
+//     static void decode(const RowGroup& rows, int64_t offset, CodeBlock<Kind>* out);
+//   };
+//
+// With one token a block goes from the decoder's registers straight into the products; with more,
+// tiles of rows are decoded into a panel that stays in cache while the tokens pass.
+
+#include "ops/linear/linear_kernels.h"
+#include "ops/linear/row_vectors.h"
+
+namespace braid::BRAID_ISA {
+
+// How codes become weights: w = scale · (code − offset) + min, with one scale (and min) per 32 or
+// two per 32. Codes are bytes up to max_code, or signed bytes.
+template <bool is_signed, int max_code, int groups, bool has_min, int offset_log2>
+struct CodeKind {
+  static constexpr bool kSigned = is_signed;
+  static constexpr int kMaxCode = max_code;
+  static constexpr int kGroups = groups;
+  static constexpr bool kMin = has_min;
+  static constexpr int kOffsetLog2 = offset_log2;
+  static constexpr int kOffset = offset_log2 > 0 ? 1 << offset_log2 : 0;
+};
+
+// VPDPBUSD multiplies unsigned by signed bytes: there, signed codes are kept with 128 added.
+#if defined(BRAID_ISA_avx512)
+using SignedKind = CodeKind<false, 255, 1, false, 7>;
+inline constexpr uint32_t kSignedBias = 0x80808080;
+#else
+using SignedKind = CodeKind<true, 127, 1, false, 0>;
+inline constexpr uint32_t kSignedBias = 0;
+#endif
+
+// 32 codes of kLanes rows: byte j of lane r of codes[i] belongs to column 4 i + j of row r.
+template <typename Kind>
+struct CodeBlock {
+  Vu codes[8];
+  Vf scale[Kind::kGroups];
+  Vf min[Kind::kMin ? Kind::kGroups : 1];  // unused without kMin
+};
+
+// Exact sum of products over the `kSteps` words of a group, one chain per lane.
+template <typename Kind, int kSteps>
+struct DotSum {
+  Vi sum;
+#if defined(BRAID_ISA_avx2)
+  // Pairs of products fit 16 bits; so do a few of them added up.
+  static constexpr int kPairLimit = 2 * 127 * Kind::kMaxCode;
+  static constexpr int kFit = Kind::kSigned ? 1 : 32767 / kPairLimit;
+  static constexpr int kPeriod = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+  Vs partial;
+#endif
+
+  // `offset_sum`: offset · Σ x, taken off.
+  [[gnu::always_inline]] void start(Vi offset_sum) { sum = -offset_sum; }
+
+  template <int i>  // the step, in order
+  [[gnu::always_inline]] void step(Vu codes, Vu x) {
+#if defined(BRAID_ISA_avx512)
+    sum = (Vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
+#elif defined(BRAID_ISA_avx2)
+    const __m256i ones = _mm256_set1_epi16(1);
+    if constexpr (Kind::kSigned) {
+      const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)codes),
+                                                 _mm256_sign_epi8((__m256i)x, (__m256i)codes));
+      sum += (Vi)_mm256_madd_epi16(pairs, ones);
+    } else {
+      const Vs pairs = (Vs)_mm256_maddubs_epi16((__m256i)codes, (__m256i)x);
+      partial = i % kPeriod == 0 ? pairs : partial + pairs;
+      if constexpr (i % kPeriod == kPeriod - 1 || i == kSteps - 1) {
+        sum += (Vi)_mm256_madd_epi16((__m256i)partial, ones);
+      }
+    }
+#else
+    const Vs x_even = (Vs)(x << 8) >> 8, x_odd = (Vs)x >> 8;
+    const Vs w_even = Kind::kSigned ? (Vs)(codes << 8) >> 8 : (Vs)(codes & 0x00ff00ff);
+    const Vs w_odd = Kind::kSigned ? (Vs)codes >> 8 : (Vs)((codes >> 8) & 0x00ff00ff);
+    sum += multiply_pairs(w_even, x_even) + multiply_pairs(w_odd, x_odd);
+#endif
+  }
+
+#if !defined(BRAID_ISA_avx2) && !defined(BRAID_ISA_avx512)
+  [[gnu::always_inline]] static Vi multiply_pairs(Vs a, Vs b) {
+#if defined(__SSE2__)
+    return (Vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    const Vi a_low = (Vi)a << 16 >> 16, a_high = (Vi)a >> 16;
+    const Vi b_low = (Vi)b << 16 >> 16, b_high = (Vi)b >> 16;
+    return a_low * b_low + a_high * b_high;
+#endif
+  }
+#endif
+};
+
+// The inputs of one token at one sub-block.
+struct CodeInput {
+  const int8_t* codes;  // 32
+  const float* scale;   // 1
+  const int32_t* sums;  // 2
+};
+struct CodeInputs {
+  const LinearTask& task;
+  [[gnu::always_inline]] CodeInput at(int64_t token, int64_t sub_block) const {
+    return {task.codes + token * task.cols + 32 * sub_block,
+            task.scales + token * (task.cols / 32) + sub_block,
+            task.sums + token * (task.cols / 16) + 2 * sub_block};
+  }
+};
+
+// Σ of codes of group `g`, in every lane.
+template <typename Kind, int g>
+BRAID_INLINE Vi input_sum(const CodeInput& x) {
+  return splat_i32(Kind::kGroups == 1 ? x.sums[0] + x.sums[1] : x.sums[g]);
+}
+
+// acc[r][c] += scale of x[c] · Σ w · codes of x[c], for one sub-block of each of kR row groups.
+template <typename Kind, int kR, int kC>
+BRAID_INLINE void multiply_codes(const CodeBlock<Kind>* const (&w)[kR], const CodeInput (&x)[kC],
+                                 Vf (&acc)[kR][kC]) {
+  constexpr int kSteps = 8 / Kind::kGroups;
+  Vf total[kR][kC];
+  unroll<0, Kind::kGroups>(BRAID_UNROLLED(group) {
+    constexpr int g = group.value;
+    DotSum<Kind, kSteps> dot[kR][kC];
+    unroll<0, kC>(BRAID_UNROLLED(c) {
+      Vi offset_sum{};
+      if constexpr (Kind::kOffset != 0) {
+        offset_sum = input_sum<Kind, g>(x[c.value]) << Kind::kOffsetLog2;
+      }
+      unroll<0, kR>(BRAID_UNROLLED(r) { dot[r.value][c.value].start(offset_sum); });
+    });
+    unroll<0, kSteps>(BRAID_UNROLLED(step) {
+      constexpr int s = step.value;
+      unroll<0, kC>(BRAID_UNROLLED(c) {
+        const Vu codes = splat_bytes(x[c.value].codes + 4 * (g * kSteps + s));
+        unroll<0, kR>(BRAID_UNROLLED(r) {
+          dot[r.value][c.value].template step<s>(w[r.value]->codes[g * kSteps + s], codes);
+        });
+      });
+    });
+    unroll<0, kC>(BRAID_UNROLLED(c) {
+      unroll<0, kR>(BRAID_UNROLLED(r) {
+        Vf& t = total[r.value][c.value];
+        const Vf value = to_vf(dot[r.value][c.value].sum);
+        if constexpr (g == 0) {
+          t = value * w[r.value]->scale[0];
+        } else {
+          t = fma(value, w[r.value]->scale[g], t);
+        }
+        if constexpr (Kind::kMin) {
+          t = fma(to_vf(input_sum<Kind, g>(x[c.value])), w[r.value]->min[g], t);
+        }
+      });
+    });
+  });
+  unroll<0, kC>(BRAID_UNROLLED(c) {
+    const Vf scale = splat(*x[c.value].scale);
+    unroll<0, kR>(BRAID_UNROLLED(r) {
+      Vf& a = acc[r.value][c.value];
+      a = fma(total[r.value][c.value], scale, a);
+    });
+  });
+}
+
+// Writes the lanes of rows that exist.
+BRAID_INLINE void store_lanes(float* y, Vf v, int64_t lanes) {
+  if (lanes >= kLanes) {
+    store(y, v);
+  } else {
+    for (int64_t i = 0; i < lanes; ++i) y[i] = v[i];
+  }
+}
+
+inline constexpr int kTileGroups = 2;  // row groups that share a load of the inputs
+inline constexpr int kTileTokens = 4;  // tokens that share a load of the weights
+inline constexpr int kMaxTokens = 64;  // of a range
+inline constexpr int kPanelSubBlocks = 16;
+
+// Sums of a tile: [token][row group].
+typedef Vf TileSums[kMaxTokens][kTileGroups];
+
+BRAID_INLINE void store_tile(const LinearTask& task, int64_t row, int64_t row_end,
+                             const LinearRange& range, const TileSums& acc) {
+  for (int64_t token = range.token_begin; token < range.token_end; ++token) {
+    float* y = task.y + token * task.y_stride;
+    for (int g = 0; g < kTileGroups; ++g) {
+      const int64_t begin = row + g * kLanes;
+      if (begin < row_end)
+        store_lanes(y + begin, acc[token - range.token_begin][g], row_end - begin);
+    }
+  }
+}
+
+// Calls body(first token of the range, Index<how many>) for groups of tokens that cover a range.
+template <typename Body>
+BRAID_INLINE void for_token_groups(const LinearRange& range, const Body& body) {
+  const int64_t tokens = range.token_end - range.token_begin;
+  int64_t t = 0;
+  for (; t + 4 <= tokens; t += 4) body(t, Index<4>{});
+  if (t + 2 <= tokens) {
+    body(t, Index<2>{});
+    t += 2;
+  }
+  if (t < tokens) body(t, Index<1>{});
+}
+
+// One row group × one token, decoding on the way.
+template <typename Decoder>
+[[gnu::noinline]] static void int8_direct(const LinearTask& task, int64_t row, int64_t row_end,
+                                          int64_t token) {
+  using Kind = typename Decoder::Kind;
+  static_assert(Decoder::kSubBlocks == 1);
+  const RowGroup rows = row_group(task.weights, task.row_bytes, row, task.rows);
+  Prefetcher prefetch = prefetch_rows(task, row + kLanes, kLanes, row_end);
+  const CodeInputs inputs{task};
+  Vf acc[1][1] = {};
+  int64_t sub_block = 0;
+  for (int64_t offset = 0; offset < task.row_bytes; offset += Decoder::kBlockBytes) {
+    prefetch.advance(kLanes * Decoder::kBlockBytes);
+    CodeBlock<Kind> block;
+    Decoder::decode(rows, offset, &block);
+    const CodeBlock<Kind>* const w[1] = {&block};
+    const CodeInput x[1] = {inputs.at(token, sub_block++)};
+    multiply_codes<Kind, 1, 1>(w, x, acc);
+  }
+  store_lanes(task.y + token * task.y_stride + row, acc[0][0], row_end - row);
+}
+
+// Sub-blocks [first, first + count) of a row group; both are multiples of kSubBlocks.
+template <typename Decoder>
+[[gnu::noinline]] static void decode_panel(const RowGroup& rows, int64_t first, int count,
+                                           Prefetcher& prefetch,
+                                           CodeBlock<typename Decoder::Kind>* panel) {
+  int64_t offset = first / Decoder::kSubBlocks * Decoder::kBlockBytes;
+  for (int s = 0; s < count; s += Decoder::kSubBlocks, offset += Decoder::kBlockBytes) {
+    prefetch.advance(kLanes * Decoder::kBlockBytes);
+    Decoder::decode(rows, offset, panel + s);
+  }
+}
+
+// kC tokens × kTileGroups row groups over a panel [group][kPanelSubBlocks]; adds to acc.
+template <typename Kind, int kC>
+[[gnu::noinline]] static void int8_panel(const LinearTask& task, const CodeBlock<Kind>* panel,
+                                         int64_t sub_block, int count, int64_t token,
+                                         Vf (*acc)[kTileGroups]) {
+  const CodeInputs inputs{task};
+  Vf sums[kTileGroups][kC];
+  unroll<0, kC>(BRAID_UNROLLED(c) {
+    unroll<0, kTileGroups>(BRAID_UNROLLED(r) { sums[r.value][c.value] = acc[c.value][r.value]; });
+  });
+  for (int s = 0; s < count; ++s) {
+    const CodeBlock<Kind>* const w[kTileGroups] = {panel + s, panel + kPanelSubBlocks + s};
+    CodeInput x[kC];
+    unroll<0, kC>(BRAID_UNROLLED(c) { x[c.value] = inputs.at(token + c.value, sub_block + s); });
+    multiply_codes<Kind, kTileGroups, kC>(w, x, sums);
+  }
+  unroll<0, kC>(BRAID_UNROLLED(c) {
+    unroll<0, kTileGroups>(BRAID_UNROLLED(r) { acc[c.value][r.value] = sums[r.value][c.value]; });
+  });
+}
+
+// kTileGroups row groups × the tokens of the range.
+template <typename Decoder>
+[[gnu::noinline]] static void int8_tile(const LinearTask& task, int64_t row,
+                                        const LinearRange& range) {
+  using Kind = typename Decoder::Kind;
+  constexpr int kTileRows = kTileGroups * kLanes;
+  CodeBlock<Kind> panel[kTileGroups * kPanelSubBlocks];
+  TileSums acc;
+  for (int64_t t = 0; t < range.token_end - range.token_begin; ++t) {
+    for (Vf& sum : acc[t]) sum = Vf{};
+  }
+  RowGroup rows[kTileGroups];
+  for (int g = 0; g < kTileGroups; ++g) {
+    rows[g] = row_group(task.weights, task.row_bytes, row + g * kLanes, task.rows);
+  }
+  Prefetcher prefetch = prefetch_rows(task, row + kTileRows, kTileRows, range.row_end);
+  const int64_t sub_blocks = task.cols / 32;
+  for (int64_t first = 0; first < sub_blocks; first += kPanelSubBlocks) {
+    const int64_t left = sub_blocks - first;
+    const int count = static_cast<int>(left < kPanelSubBlocks ? left : kPanelSubBlocks);
+    for (int g = 0; g < kTileGroups; ++g) {
+      decode_panel<Decoder>(rows[g], first, count, prefetch, panel + g * kPanelSubBlocks);
+    }
+    for_token_groups(
+        range, [&](int64_t t, auto tokens) __attribute__((always_inline)) {
+          int8_panel<Kind, tokens.value>(task, panel, first, count, range.token_begin + t, acc + t);
+        });
+  }
+  store_tile(task, row, range.row_end, range, acc);
+}
+
+template <typename Decoder>
+static void int8_kernel(const LinearTask& task, const LinearRange& range) {
+  if constexpr (Decoder::kSubBlocks == 1) {
+    if (range.token_end - range.token_begin == 1) {
+      for (int64_t row = range.row_begin; row < range.row_end; row += kLanes) {
+        int8_direct<Decoder>(task, row, range.row_end, range.token_begin);
+      }
+      return;
+    }
+  }
+  for (int64_t row = range.row_begin; row < range.row_end; row += kTileGroups * kLanes) {
+    int8_tile<Decoder>(task, row, range);
+  }
+}
+
+}  // namespace braid::BRAID_ISA

@@ -1,0 +1,169 @@
+#include "ops/linear/linear.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "ops/linear/linear_kernels.h"
+
+namespace braid {
+namespace {
+
+constexpr int64_t kTileRows = 32;    // a multiple of every instruction set's row tile
+constexpr int64_t kTileTokens = 64;  // what kernels hold sums for
+// Neighbouring rows worked on by one thread hide each other's cache misses; more of them would
+// leave threads without work at the end.
+constexpr int64_t kMaxItemRows = 256;
+constexpr int64_t kItemsPerThread = 4;
+
+void check_arguments(const Weight& w, const LinearInput& x, const TensorView& y) {
+  BRAID_CHECK(!w.empty() && x.x.rank() == 2 && y.rank() == 2 && y.dtype() == DType::kF32);
+  BRAID_CHECK(w.cols() == x.x.dim(1) && w.cols() % w.format->block_elements == 0,
+              "weight {} of {}, x {}", to_string(w.shape), w.format->name, to_string(x.x.shape()));
+  BRAID_CHECK(y.dim(0) == x.x.dim(0) && y.dim(1) == w.rows(), "weight {}, x {}, y {}",
+              to_string(w.shape), to_string(x.x.shape()), to_string(y.shape()));
+}
+
+const LinearKernels& kernels_of(const QuantFormat& format) {
+  if (format.plain()) return BRAID_KERNELS(kPlainKernels);
+  if (format.block_elements == 32) return BRAID_KERNELS(kSimpleBlockKernels);
+  return BRAID_KERNELS(kKQuantKernels);
+}
+
+LinearKernel pick_kernel(const QuantFormat& format, const LinearInput& x) {
+  const LinearKernels& kernels = kernels_of(format);
+  const int id = static_cast<int>(format.id);
+  LinearKernel kernel = nullptr;
+  if (x.precision == ActivationPrecision::kInt8) kernel = kernels.int8[id];
+  if (x.precision == ActivationPrecision::kBF16 && x.packed.rank() == 2) {
+    kernel = kernels.packed[id];
+  }
+  return kernel != nullptr ? kernel : kernels.f32[id];
+}
+
+LinearTask make_task(const Weight& w, const LinearInput& x, const TensorView& y) {
+  LinearTask task{};
+  task.weights = reinterpret_cast<const uint8_t*>(w.data);
+  task.row_bytes = w.row_bytes();
+  task.rows = w.rows();
+  task.cols = w.cols();
+  task.x = x.x.data<float>();
+  task.x_stride = x.x.row_stride();
+  if (x.packed.rank() == 2) {
+    task.packed = x.packed.data<BFloat16>();
+    task.packed_stride = x.packed.row_stride();
+  }
+  if (x.precision == ActivationPrecision::kInt8) {
+    task.codes = x.codes.data<int8_t>();
+    task.scales = x.scales.data<float>();
+    task.sums = x.sums.data<int32_t>();
+  }
+  task.y = y.data<float>();
+  task.y_stride = y.row_stride();
+  return task;
+}
+
+// Rows of a work item: as many as leave each thread a few items when there are `token_tiles` of
+// them side by side.
+int64_t item_rows(const ThreadPool& pool, int64_t rows, int64_t token_tiles) {
+  const int64_t wanted_items = kItemsPerThread * pool.num_threads();
+  const int64_t share = rows * std::max<int64_t>(token_tiles, 1) / wanted_items;
+  return std::clamp(share / kTileRows * kTileRows, kTileRows, kMaxItemRows);
+}
+
+int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
+                                 ActivationPrecision precision) {
+  BRAID_CHECK(x.rank() == 2 && x.dtype() == DType::kF32);
+  const int64_t tokens = x.dim(0), cols = x.dim(1);
+  if (precision == ActivationPrecision::kInt8 && cols % 32 != 0) {
+    warn_once("inputs whose width is not a multiple of 32 are not rounded to int8");
+    precision = ActivationPrecision::kF32;
+  }
+  LinearInput input;
+  input.precision = precision;
+  input.x = x;
+  const InputKernels& kernels = BRAID_KERNELS(kInputKernels);
+  if (precision == ActivationPrecision::kInt8) {
+    input.codes = workspace.take(DType::kI8, {tokens, cols});
+    input.scales = workspace.take(DType::kF32, {tokens, cols / 32});
+    input.sums = workspace.take(DType::kI32, {tokens, cols / 16});
+    stream.pool().parallel_for(tokens, 1, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        kernels.quantize(x.row<float>(t), cols, input.codes.row<int8_t>(t),
+                         input.scales.row<float>(t), input.sums.row<int32_t>(t));
+      }
+    });
+  } else if (precision == ActivationPrecision::kBF16) {
+    input.x = workspace.take(DType::kF32, {tokens, cols});
+    if (kernels.uses_packed) {
+      input.packed = workspace.take(DType::kBF16, {tokens, cols + cols % 2});
+    }
+    stream.pool().parallel_for(tokens, 1, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        kernels.round_to_bfloat16(x.row<float>(t), cols, input.x.row<float>(t),
+                                  kernels.uses_packed ? input.packed.row<BFloat16>(t) : nullptr);
+      }
+    });
+  }
+  return input;
+}
+
+void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
+  BRAID_CHECK(w.shape.rank() == 2);
+  check_arguments(w, x, y);
+  const int64_t tokens = y.dim(0), rows = w.rows();
+  if (tokens == 0 || rows == 0) return;
+  const LinearTask task = make_task(w, x, y);
+  const LinearKernel kernel = pick_kernel(*w.format, x);
+  const int64_t token_tiles = ceil_divide(tokens, kTileTokens);
+  const int64_t rows_each = item_rows(stream.pool(), rows, token_tiles);
+  const int64_t row_tiles = ceil_divide(rows, rows_each);
+  // Neighbouring items share their tokens, which stay in cache.
+  stream.pool().parallel_for(token_tiles * row_tiles, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t row = item % row_tiles * rows_each;
+      const int64_t token = item / row_tiles * kTileTokens;
+      kernel(task,
+             {row, std::min(row + rows_each, rows), token, std::min(token + kTileTokens, tokens)});
+    }
+  });
+}
+
+void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x,
+                    std::span<const int32_t> offsets, const TensorView& y) {
+  BRAID_CHECK(w.shape.rank() == 3);
+  check_arguments(w, x, y);
+  const int64_t experts = w.shape.dim(0), rows = w.rows(), tokens = y.dim(0);
+  BRAID_CHECK(static_cast<int64_t>(offsets.size()) == experts + 1 && offsets.front() == 0 &&
+                  offsets.back() == tokens && std::is_sorted(offsets.begin(), offsets.end()),
+              "{} offsets for {} experts", offsets.size(), experts);
+  if (tokens == 0 || rows == 0) return;
+  const LinearTask task = make_task(w, x, y);
+  const LinearKernel kernel = pick_kernel(*w.format, x);
+  const int64_t expert_bytes = rows * w.row_bytes();
+  const auto tiles_of = [&](int64_t e) {
+    return ceil_divide(offsets[e + 1] - offsets[e], kTileTokens);
+  };
+  int64_t token_tiles = 0;
+  for (int64_t e = 0; e < experts; ++e) token_tiles += tiles_of(e);
+  const int64_t rows_each = item_rows(stream.pool(), rows, token_tiles);
+  const int64_t row_tiles = ceil_divide(rows, rows_each);
+  stream.pool().parallel_for(token_tiles * row_tiles, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t item = begin; item < end; ++item) {
+      int64_t expert = 0, tile = item / row_tiles;
+      while (tile >= tiles_of(expert)) tile -= tiles_of(expert++);
+      LinearTask expert_task = task;
+      expert_task.weights += expert * expert_bytes;
+      const int64_t row = item % row_tiles * rows_each;
+      const int64_t token = offsets[expert] + tile * kTileTokens;
+      kernel(expert_task, {row, std::min(row + rows_each, rows), token,
+                           std::min<int64_t>(token + kTileTokens, offsets[expert + 1])});
+    }
+  });
+}
+
+}  // namespace braid

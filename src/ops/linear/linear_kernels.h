@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cpu/dispatch.h"
+#include "quant/quant_format.h"
+
+namespace braid {
+
+// One matrix and its inputs, as kernels see them. Strides count elements.
+struct LinearTask {
+  const uint8_t* weights;
+  int64_t row_bytes;
+  int64_t rows;
+  int64_t cols;
+  const float* x;
+  int64_t x_stride;
+  const BFloat16* packed;  // as LinearInput's views; null unless the precision has them
+  int64_t packed_stride;
+  const int8_t* codes;
+  const float* scales;
+  const int32_t* sums;
+  float* y;
+  int64_t y_stride;
+};
+
+// Computes y[t, r] for rows [row_begin, row_end) and tokens [token_begin, token_end).
+struct LinearRange {
+  int64_t row_begin, row_end;
+  int64_t token_begin, token_end;
+};
+using LinearKernel = void (*)(const LinearTask& task, const LinearRange& range);
+
+// By FormatId. A table holds one family's formats; other entries are null.
+struct LinearKernels {
+  LinearKernel f32[kNumFormats];     // × LinearTask::x
+  LinearKernel packed[kNumFormats];  // × LinearTask::packed; null where f32 is to be used
+  LinearKernel int8[kNumFormats];    // × LinearTask::codes
+};
+
+struct InputKernels {
+  // One row of LinearInput::codes, scales and sums. cols is a multiple of 32.
+  void (*quantize)(const float* x, int64_t cols, int8_t* codes, float* scales, int32_t* sums);
+  // Rounds to bfloat16; either output may be null.
+  void (*round_to_bfloat16)(const float* x, int64_t cols, float* rounded, BFloat16* packed);
+  bool uses_packed;  // this instruction set has kernels for LinearTask::packed
+};
+
+BRAID_DECLARE_KERNELS(LinearKernels, kPlainKernels)
+BRAID_DECLARE_KERNELS(LinearKernels, kSimpleBlockKernels)
+BRAID_DECLARE_KERNELS(LinearKernels, kKQuantKernels)
+BRAID_DECLARE_KERNELS(InputKernels, kInputKernels)
+
+}  // namespace braid
