@@ -1,0 +1,239 @@
+#include "ops/linear/linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "ops/linear/random_weight.h"
+#include "ops/op_test.h"
+#include "reference/linear.h"
+
+namespace braid {
+namespace {
+
+constexpr ActivationPrecision kPrecisions[] = {
+    ActivationPrecision::kF32, ActivationPrecision::kBF16, ActivationPrecision::kInt8};
+
+std::vector<int64_t> widths(const QuantFormat& format) {
+  if (format.plain()) return {1, 2, 7, 15, 16, 17, 31, 32, 33, 100, 256, 257, 288, 640};
+  if (format.block_elements == 32) return {32, 64, 96, 256, 512, 544, 640, 768};
+  return {256, 512, 768, 1024};
+}
+
+// The largest error of Σ w x relative to Σ |w x|, for products accumulated in runs of 16 columns:
+// each term takes part in at most 16 additions of its run, one per later run, and in the rounding
+// of its own product.
+double float_bound(int64_t cols) {
+  return (16 + static_cast<double>(cols) / 16 + 3) * kUnitRoundoff * 1.01;
+}
+// For int8, relative to Σ (|w| + 2 |min|) |x|, which is at least the sum of the two parts that are
+// added up: dot products are exact; scaling and joining the (at most two) groups and mins of 32
+// columns takes at most seven roundings, the input's scale one, the reference's own weight one;
+// then one addition per later 32 columns.
+double int8_bound(int64_t cols) {
+  return (static_cast<double>(cols) / 32 + 10) * kUnitRoundoff * 1.01;
+}
+// Codes are rounded to nearest: half a step, and three roundings of a number up to 127.
+constexpr double kHalfStep = 0.5 + 127 * 4 * kUnitRoundoff;
+
+class LinearTest : public OpTest {
+ protected:
+  PaddedTensor multiply(const Weight& w, const TensorView& x, ActivationPrecision precision) {
+    PaddedTensor y({x.dim(0), w.rows()}, 3);
+    Workspace::Scope scope(workspace);
+    linear(stream, w, prepare_linear_input(stream, workspace, x, precision), y);
+    return y;
+  }
+};
+
+void expect_same_bits(const float* expected, const float* actual, int64_t count,
+                      const std::string& where) {
+  for (int64_t i = 0; i < count; ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(expected[i]), std::bit_cast<uint32_t>(actual[i]))
+        << where << " output " << i << ": " << expected[i] << " and " << actual[i];
+  }
+}
+
+TEST_P(LinearTest, MatchesReferenceAtEverySizeAndPosition) {
+  constexpr int64_t kTokens = 33, kRows = 67;
+  for (int id = 0; id < kNumFormats; ++id) {
+    const QuantFormat& format = quant_format(static_cast<FormatId>(id));
+    for (const int64_t cols : widths(format)) {
+      const Weight w = random_weight(random, format.id, {kRows, cols});
+      const std::vector<float> expanded = reference::expand(w);
+      std::vector<float> mins(expanded.size());
+      if (!format.plain() && block_fields(format.id).has_min) mins = reference::expand(mins_of(w));
+      PaddedTensor x({kTokens, cols}, random.integer(0, 5));
+      x.fill_normal(random, random.pick({0.01f, 1.0f, 30.0f}));
+      for (const ActivationPrecision precision : kPrecisions) {
+        SCOPED_TRACE(fmt::format("{} × {} columns, precision {}", format.name, cols,
+                                 static_cast<int>(precision)));
+        Workspace::Scope scope(workspace);
+        const LinearInput input = prepare_linear_input(stream, workspace, x, precision);
+        const bool int8 = input.precision == ActivationPrecision::kInt8 && !format.plain();
+        const std::vector<double> inputs = reference::rounded_inputs(input, int8);
+        PaddedTensor y({kTokens, kRows}, 3);
+        linear(stream, w, input, y);
+        EXPECT_TRUE(y.gaps_untouched());
+        for (int64_t t = 0; t < kTokens; ++t) {
+          for (int64_t r = 0; r < kRows; ++r) {
+            const auto expected = reference::dot(&expanded[r * cols], &inputs[t * cols], cols);
+            double bound = float_bound(cols) * expected.magnitude;
+            if (int8) {
+              const auto offset = reference::dot(&mins[r * cols], &inputs[t * cols], cols);
+              bound = int8_bound(cols) * (expected.magnitude + 2 * offset.magnitude);
+            }
+            // Subnormal products may count as zero.
+            bound += static_cast<double>(cols) * 0x1p-126;
+            ASSERT_LE(std::fabs(y.row(t)[r] - expected.value), bound)
+                << "token " << t << " row " << r << ": " << y.row(t)[r] << " for "
+                << expected.value;
+            if (int8) {
+              double exact = 0, step = 0;
+              for (int64_t c = 0; c < cols; ++c) {
+                const double weight = expanded[r * cols + c];
+                exact += weight * x.row(t)[c];
+                step += std::fabs(weight) * input.scales.row<float>(t)[c / 32];
+              }
+              ASSERT_LE(std::fabs(y.row(t)[r] - exact), bound + kHalfStep * step);
+            }
+          }
+        }
+        const auto expect_part = [&](int64_t tokens, int64_t rows) {
+          const int64_t first_token = random.integer(0, kTokens - tokens);
+          const int64_t first_row = random.integer(0, kRows - rows);
+          const PaddedTensor part = multiply(w.slice_rows(first_row, rows),
+                                             x.view().rows(first_token, tokens), precision);
+          EXPECT_TRUE(part.gaps_untouched());
+          for (int64_t t = 0; t < tokens; ++t) {
+            expect_same_bits(y.row(first_token + t) + first_row, part.row(t), rows,
+                             fmt::format("{} tokens from {}, {} rows from {}, token {}", tokens,
+                                         first_token, rows, first_row, t));
+          }
+        };
+        for (const int64_t tokens : {0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33}) {
+          expect_part(tokens, random.pick<int64_t>({1, 5, 31, 64}));
+        }
+        for (const int64_t rows : {1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 67}) {
+          expect_part(random.pick<int64_t>({1, 2, 5}), rows);
+        }
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(LinearTest, DoesNotDependOnThreads) {
+  constexpr int64_t kTokens = 131, kRows = 421, kCols = 512;
+  for (int id = 0; id < kNumFormats; ++id) {
+    const Weight w = random_weight(random, static_cast<FormatId>(id), {kRows, kCols});
+    PaddedTensor x({kTokens, kCols}, 0);
+    x.fill_normal(random);
+    for (const ActivationPrecision precision : kPrecisions) {
+      for (const int64_t tokens : {int64_t{1}, int64_t{6}, kTokens}) {
+        std::vector<uint32_t> first;
+        for (const int threads : {1, 2, 3}) {
+          ThreadPool threads_pool({.num_threads = threads});
+          Stream threads_stream(threads_pool);
+          Workspace::Scope scope(workspace);
+          PaddedTensor y({tokens, kRows}, 1);
+          const LinearInput input =
+              prepare_linear_input(threads_stream, workspace, x.view().rows(0, tokens), precision);
+          linear(threads_stream, w, input, y);
+          if (first.empty()) first = y.bits();
+          ASSERT_EQ(y.bits(), first) << w.format->name << ", " << threads << " threads";
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LinearTest, ExpertsMatchTheirOwnProducts) {
+  constexpr int64_t kExperts = 7, kRows = 41, kCols = 256;
+  // Tokens of each expert: none at all, all with one, empty ones at either end, several tiles.
+  const std::vector<std::vector<int>> cases = {{0, 0, 0, 0, 0, 0, 0},  {0, 0, 0, 19, 0, 0, 0},
+                                               {70, 0, 0, 0, 0, 0, 0}, {0, 0, 0, 0, 0, 0, 1},
+                                               {1, 1, 1, 1, 1, 1, 1},  {0, 5, 0, 130, 2, 3, 0}};
+  for (int id = 0; id < kNumFormats; ++id) {
+    const Weight w = random_weight(random, static_cast<FormatId>(id), {kExperts, kRows, kCols});
+    for (const auto& counts : cases) {
+      std::vector<int32_t> offsets(1, 0);
+      for (const int count : counts) offsets.push_back(offsets.back() + count);
+      PaddedTensor x({offsets.back(), kCols}, 2);
+      x.fill_normal(random);
+      for (const ActivationPrecision precision : kPrecisions) {
+        Workspace::Scope scope(workspace);
+        const LinearInput input = prepare_linear_input(stream, workspace, x, precision);
+        PaddedTensor y({offsets.back(), kRows}, 3);
+        grouped_linear(stream, w, input, offsets, y);
+        EXPECT_TRUE(y.gaps_untouched());
+        for (int64_t e = 0; e < kExperts; ++e) {
+          Weight expert = w;
+          expert.shape = {kRows, kCols};
+          expert.data = w.data + e * kRows * w.row_bytes();
+          const PaddedTensor alone =
+              multiply(expert, x.view().rows(offsets[e], counts[e]), precision);
+          for (int64_t t = 0; t < counts[e]; ++t) {
+            expect_same_bits(alone.row(t), y.row(offsets[e] + t), kRows,
+                             fmt::format("{} expert {}", w.format->name, e));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LinearTest, RoundsInputsToInt8) {
+  PaddedTensor x({40, 96}, 1);
+  x.fill_normal(random, 3);
+  std::fill_n(x.row(0), 32, 0.0f);       // all zero
+  std::fill_n(x.row(1), 32, -2.5f);      // all at the edge
+  std::fill_n(x.row(2), 32, 0x1p-110f);  // too small to matter
+  const LinearInput input = prepare_linear_input(stream, workspace, x, ActivationPrecision::kInt8);
+  ASSERT_EQ(input.precision, ActivationPrecision::kInt8);
+  for (int64_t t = 0; t < 40; ++t) {
+    const int8_t* codes = input.codes.row<int8_t>(t);
+    for (int64_t c = 0; c < 96; ++c) {
+      const double scale = input.scales.row<float>(t)[c / 32];
+      EXPECT_LE(std::abs(codes[c]), 127);
+      EXPECT_LE(std::fabs(codes[c] * scale - x.row(t)[c]), scale * kHalfStep + 0x1p-100);
+    }
+    for (int64_t group = 0; group < 6; ++group) {
+      EXPECT_EQ(input.sums.row<int32_t>(t)[group],
+                std::accumulate(codes + 16 * group, codes + 16 * group + 16, 0));
+    }
+  }
+  EXPECT_EQ(input.codes.row<int8_t>(1)[0], -127);
+  EXPECT_EQ(input.scales.row<float>(2)[0], 0.0f);
+}
+
+TEST_P(LinearTest, NotFiniteInputsSpoilTheirTokenOnly) {
+  const Weight w = random_weight(random, FormatId::kQ4_0, {9, 64});
+  for (const float bad : {kNan, std::numeric_limits<float>::infinity()}) {
+    for (const ActivationPrecision precision : kPrecisions) {
+      PaddedTensor x({3, 64}, 0);
+      x.fill_normal(random);
+      x.row(1)[random.integer(0, 63)] = bad;
+      const PaddedTensor y = multiply(w, x, precision);
+      for (int64_t r = 0; r < 9; ++r) {
+        EXPECT_TRUE(std::isfinite(y.row(0)[r]) && std::isfinite(y.row(2)[r]));
+        EXPECT_FALSE(std::isfinite(y.row(1)[r]));
+      }
+    }
+  }
+}
+
+TEST_P(LinearTest, WidthsThatInt8CannotSplitStayFloat32) {
+  const Weight w = random_weight(random, FormatId::kF32, {5, 33});
+  PaddedTensor x({2, 33}, 0);
+  x.fill_normal(random);
+  const LinearInput input = prepare_linear_input(stream, workspace, x, ActivationPrecision::kInt8);
+  EXPECT_EQ(input.precision, ActivationPrecision::kF32);
+  EXPECT_EQ(multiply(w, x, ActivationPrecision::kInt8).bits(),
+            multiply(w, x, ActivationPrecision::kF32).bits());
+}
+
+BRAID_INSTANTIATE_PER_ISA(LinearTest);
+
+}  // namespace
+}  // namespace braid

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "ops/op_test.h"
+#include "quant/schemes/schemes.h"
+#include "quant/weight.h"
+
+namespace braid {
+
+// Byte offsets of the float16 numbers of a block, and of the bytes that hold codes. Clearing the
+// codes of a format with mins leaves the mins.
+struct BlockFields {
+  std::vector<size_t> halves;
+  size_t codes_begin, codes_end;
+  bool has_min;
+};
+inline BlockFields block_fields(FormatId id) {
+  switch (id) {
+    case FormatId::kQ4_1:
+      return {{0, 2}, 4, 20, true};
+    case FormatId::kQ5_1:
+      return {{0, 2}, 4, 24, true};
+    case FormatId::kQ2K:
+      return {{80, 82}, 16, 80, true};
+    case FormatId::kQ3K:
+      return {{108}, 0, 108, false};
+    case FormatId::kQ4K:
+      return {{0, 2}, 16, 144, true};
+    case FormatId::kQ5K:
+      return {{0, 2}, 16, 176, true};
+    case FormatId::kQ6K:
+      return {{208}, 0, 208, false};
+    default:
+      return {{0}, 2, static_cast<size_t>(quant_format(id).block_bytes), false};
+  }
+}
+
+// Random codes and scales (plain formats: normal values). The payload lies at an odd address, as
+// files may have it.
+inline Weight random_weight(Random& random, FormatId id, const Shape& shape) {
+  Weight w;
+  w.format = &quant_format(id);
+  w.shape = shape;
+  const int64_t elements = shape.num_elements();
+  const size_t size = static_cast<size_t>(w.format->row_bytes(elements));
+  auto storage = std::make_shared<std::vector<std::byte>>(size + 1);
+  std::byte* const data = storage->data() + 1;
+  if (w.format->plain()) {
+    std::vector<float> values(static_cast<size_t>(elements));
+    for (float& x : values) x = random.normal();
+    quantize(*w.format, values.data(), elements, data);
+  } else {
+    for (size_t i = 0; i < size; ++i) data[i] = static_cast<std::byte>(random.integer(0, 255));
+    for (size_t block = 0; block < size; block += w.format->block_bytes) {
+      for (const size_t offset : block_fields(id).halves) {
+        const Half scale = to_half(random.normal(0.1f));
+        std::memcpy(data + block + offset, &scale, sizeof(scale));
+      }
+    }
+  }
+  w.data = data;
+  w.owner = storage;
+  return w;
+}
+
+// The same matrix with all codes cleared: the mins, for formats that have them.
+inline Weight mins_of(const Weight& w) {
+  Weight mins = w;
+  const size_t size = static_cast<size_t>(w.size_bytes());
+  auto storage = std::make_shared<std::vector<std::byte>>(w.data, w.data + size);
+  const BlockFields fields = block_fields(w.format->id);
+  for (size_t block = 0; block < size; block += w.format->block_bytes) {
+    std::memset(storage->data() + block + fields.codes_begin, 0,
+                fields.codes_end - fields.codes_begin);
+  }
+  mins.data = storage->data();
+  mins.owner = storage;
+  return mins;
+}
+
+}  // namespace braid
