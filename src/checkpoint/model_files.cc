@@ -108,7 +108,8 @@ void note_foreign_keys(const GgufMetadata& metadata, const std::string& architec
   const std::array<std::string, 5> known = {"general.", "tokenizer.", "split.", "quantize.",
                                             architecture + "."};
   std::vector<std::string> foreign;
-  for (const auto& [key, value] : metadata.values) {
+  for (const auto& entry : metadata.values) {
+    const std::string& key = entry.first;
     const bool is_known = std::any_of(known.begin(), known.end(), [&](const std::string& prefix) {
       return key.starts_with(prefix);
     });

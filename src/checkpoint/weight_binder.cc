@@ -93,15 +93,21 @@ void WeightBinder::consume(const std::string& name, const Shape& shape, int64_t 
 }
 
 Weight WeightBinder::weight(const std::string& name, const Shape& shape) {
-  if (map_.is_dummy()) {
-    Weight made = make_dummy_weight(map_.dummy_seed(), name, shape, map_.dummy_format());
-    consume(name, shape, made.size_bytes());
-    return made;
+  // Tied weights are asked for twice, and may be copies.
+  if (const auto it = bound_.find(name); it != bound_.end() && it->second.shape == shape) {
+    return it->second;
   }
-  const StoredTensor* tensor = take(name, &shape);
-  if (tensor == nullptr) return {};
-  consume(name, shape, tensor->weight.size_bytes());
-  return aligned(tensor->weight);
+  Weight weight;
+  if (map_.is_dummy()) {
+    weight = make_dummy_weight(map_.dummy_seed(), name, shape, map_.dummy_format());
+  } else {
+    const StoredTensor* tensor = take(name, &shape);
+    if (tensor == nullptr) return {};
+    weight = aligned(tensor->weight);
+  }
+  consume(name, shape, weight.size_bytes());
+  bound_.insert_or_assign(name, weight);
+  return weight;
 }
 
 Tensor WeightBinder::f32(const std::string& name, const Shape& shape, float offset) {

@@ -108,6 +108,7 @@ class WeightBinder {
 
   const WeightMap& map_;
   std::map<std::string, Fate, std::less<>> seen_;
+  std::map<std::string, Weight, std::less<>> bound_;
   std::vector<std::string> faults_;
   LoadReport report_;
 };
