@@ -43,7 +43,7 @@ with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file
     command = [args.braid, "tokenize", str(args.folder), "--jsonl", file.name]
     output = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode("utf-8")
 
-results = [json.loads(line) for line in output.splitlines()]
+results = [json.loads(line) for line in output.split("\n") if line]
 if len(results) != len(texts):
     sys.exit(f"{len(texts)} texts, but {len(results)} answers")
 differing = 0
