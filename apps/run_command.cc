@@ -140,6 +140,7 @@ void run_once(const RunOptionsCli& options, Engine& engine, const LoadedModel& l
   } else {
     std::puts("");
   }
+  std::fflush(stdout);  // before the statistics, which go to stderr
   print_stats(stats);
   if (last.finish == FinishReason::kError) throw Error("{}", last.error);
   if (last.finish == FinishReason::kCancelled) throw Error("interrupted");

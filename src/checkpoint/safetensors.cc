@@ -288,7 +288,7 @@ StoredTensor make_tensor(Entry entry, std::span<const std::byte> data,
   } else {
     tensor.weight.shape = Shape(entry.shape);
   }
-  if (type->format != nullptr && *elements > 0) {
+  if (*elements > 0) {
     tensor.weight.format = type->format;
     tensor.weight.data = data.data() + begin;
     tensor.weight.owner = owner;
