@@ -548,6 +548,7 @@ class Interpreter : public Runtime {
       }
     }
     BRAID_CHECK(false, "expression kind {}", static_cast<int>(expression.kind));
+    return Value();
   }
 
   Value evaluate_dict(const DictExpr& expression) {
