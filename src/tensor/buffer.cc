@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
 namespace {
@@ -16,10 +17,11 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 }  // namespace
 
 Buffer::Buffer(size_t size_bytes, Device device) : size_bytes_(size_bytes), device_(device) {
-  if (!device.is_cpu()) {
-    throw Error("device {}: this build has no CUDA backend; use --device cpu", device_name(device));
-  }
   if (size_bytes == 0) return;
+  if (!device.is_cpu()) {
+    data_ = cuda::allocate(size_bytes, device.index);
+    return;
+  }
   void* mapping = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) {
@@ -48,7 +50,12 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 }
 
 void Buffer::release() {
-  if (data_ != nullptr) ::munmap(data_, size_bytes_);
+  if (data_ == nullptr) return;
+  if (device_.is_cpu()) {
+    ::munmap(data_, size_bytes_);
+  } else {
+    cuda::release(data_, device_.index);
+  }
   data_ = nullptr;
 }
 

@@ -9,6 +9,7 @@ namespace braid {
 
 // Owned, 64-byte aligned memory on a device. CPU memory is a private mapping whose pages are zero
 // and take physical memory when first written; buffers of a huge page or more ask for huge pages.
+// CUDA memory is a plain device allocation, zeroed.
 class Buffer {
  public:
   Buffer() = default;
