@@ -1,4 +1,4 @@
-// tokenize_jsonl [tokenize] FOLDER --jsonl FILE: what `braid tokenize` prints for the same
+// tokenize_jsonl [tokenize] FOLDER --jsonl FILE [--no-bos]: what `braid tokenize` prints for the same
 // arguments, from tokenizer.json and tokenizer_config.json alone. Reads {"text": ...} lines, prints
 // {"ids": [...], "text": decoded} lines. Used by tools/goldens/check_tokenizer.py.
 #include <cstdio>
@@ -10,6 +10,7 @@
 int main(int argc, char** argv) try {
   std::vector<std::string> args(argv + 1, argv + argc);
   if (!args.empty() && args[0] == "tokenize") args.erase(args.begin());
+  if (!args.empty() && args.back() == "--no-bos") args.pop_back();  // it never adds one
   if (args.size() != 3 || args[1] != "--jsonl") {
     std::fprintf(stderr, "usage: tokenize_jsonl [tokenize] FOLDER --jsonl FILE\n");
     return 2;

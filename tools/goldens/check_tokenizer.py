@@ -3,7 +3,7 @@
 
 Usage: check_tokenizer.py BRAID TOKENIZER_FOLDER [--count N] [--seed S]
 
-Runs `BRAID tokenize TOKENIZER_FOLDER --jsonl FILE`, which reads {"text": ...} lines and prints
+Runs `BRAID tokenize TOKENIZER_FOLDER --jsonl FILE --no-bos`, which reads {"text": ...} lines and prints
 {"ids": [...], "text": decoded} lines (raw text: no BOS added, special tokens recognised). The test
 program tokenize_jsonl serves as BRAID as well.
 """
@@ -40,7 +40,7 @@ with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file
     for text in texts:
         file.write(json.dumps({"text": text}) + "\n")
     file.flush()
-    command = [args.braid, "tokenize", str(args.folder), "--jsonl", file.name]
+    command = [args.braid, "tokenize", str(args.folder), "--jsonl", file.name, "--no-bos"]
     output = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode("utf-8")
 
 results = [json.loads(line) for line in output.split("\n") if line]
