@@ -6,6 +6,8 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "checkpoint/model_files.h"
+#include "models/registry.h"
 
 namespace braid {
 namespace {
@@ -16,14 +18,25 @@ constexpr std::string_view kPrefix = "demo:";
 
 std::vector<fs::path> demo_folders() {
   std::vector<fs::path> folders;
-  if (const char* folder = std::getenv("BRAID_DEMO_MODELS")) folders.emplace_back(folder);
+  if (const char* folder = std::getenv("BRAID_DEMO_MODELS"); folder != nullptr && *folder != 0) {
+    folders.emplace_back(folder);
+  }
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    folders.push_back(program.parent_path() / "../../demo_models");
-    folders.push_back(program.parent_path() / "../share/braid/demo_models");
-  }
+  if (error) return folders;
+  for (const char* relative : {"../demo_models", "../../demo_models", "../share/braid/demo_models"})
+    folders.push_back(program.parent_path() / relative);
   return folders;
+}
+
+bool is_supported(const fs::path& folder) {
+  const std::vector<std::string> types = supported_model_types();
+  try {
+    const ModelFiles files = ModelFiles::open(folder, /*with_weights=*/false);
+    return std::find(types.begin(), types.end(), files.model_type()) != types.end();
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace
@@ -33,7 +46,7 @@ std::vector<std::string> demo_model_names() {
   for (const fs::path& folder : demo_folders()) {
     std::error_code error;
     for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-      if (fs::exists(entry.path() / "config.json", error)) {
+      if (fs::exists(entry.path() / "config.json", error) && is_supported(entry.path())) {
         names.push_back(entry.path().filename().string());
       }
     }

@@ -12,6 +12,8 @@ namespace {
 
 int64_t resolve_context(const Model& model, int64_t asked) {
   const int64_t limit = model.max_positions();
+  if (asked < 0)
+    throw Error("context of {} tokens: expected 1 or more, or 0 for the default", asked);
   if (asked == 0) return std::min(limit, EngineOptions::kDefaultContext);
   if (asked > limit) {
     throw Error("context of {} tokens: the model's limit is {} (max_position_embeddings)", asked,
@@ -37,20 +39,6 @@ uint64_t random_seed() {
 
 }  // namespace
 
-std::string_view finish_reason_name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kCancelled:
-      return "cancelled";
-    case FinishReason::kError:
-      return "error";
-  }
-  return "?";
-}
-
 struct Engine::Sequence {
   Sequence(RequestId id, GenerationRequest request, uint64_t seed, const Tokenizer* tokenizer)
       : id(id), request(std::move(request)), seed(seed), stop(this->request.stop) {
@@ -66,14 +54,14 @@ struct Engine::Sequence {
   RequestId id;
   GenerationRequest request;
   uint64_t seed;
-  std::vector<int32_t>
-      tokens;  // prompt and output; the state holds the first state->length() of them
-  std::optional<SequenceState> state;
+  std::vector<int32_t> tokens;         // prompt and output
+  std::optional<SequenceState> state;  // of the first state->length() tokens; set once admitted
   TokenHistory history;
   std::optional<StreamDecoder> decoder;
   StopChecker stop;
   bool cancelled = false;
   bool finished = false;
+  bool failed = false;
 };
 
 Engine::Engine(const LoadedModel& loaded, const EngineOptions& options)
@@ -125,16 +113,27 @@ void Engine::cancel(RequestId id) {
 
 std::vector<TokenEvent> Engine::step() {
   std::vector<TokenEvent> events;
+  end_cancelled(events);
   admit();
-  for (auto& sequence : running_) {
-    if (!sequence->cancelled) continue;
-    events.push_back({.request = sequence->id});
-    finish(*sequence, events.back(), FinishReason::kCancelled);
-  }
-  retire_finished();
   if (!running_.empty()) run_step(events);
   retire_finished();
+  std::sort(events.begin(), events.end(),
+            [](const TokenEvent& a, const TokenEvent& b) { return a.request < b.request; });
   return events;
+}
+
+// Before admission: a request that is cancelled while it waits neither runs nor takes the retained
+// cache.
+void Engine::end_cancelled(std::vector<TokenEvent>& events) {
+  const auto end = [&](Sequence& sequence) {
+    if (!sequence.cancelled) return;
+    events.push_back({.request = sequence.id});
+    finish(sequence, events.back(), FinishReason::kCancelled);
+  };
+  for (auto& sequence : waiting_) end(*sequence);
+  for (auto& sequence : running_) end(*sequence);
+  std::erase_if(waiting_, [](const auto& sequence) { return sequence->finished; });
+  retire_finished();
 }
 
 void Engine::admit() {
@@ -163,56 +162,56 @@ void Engine::start(Sequence& sequence) {
   if (!sequence.state) sequence.state.emplace(pool_);
 }
 
-void Engine::run_step(std::vector<TokenEvent>& events) {
-  const auto begin = std::chrono::steady_clock::now();
+void Engine::plan_step() {
   pending_.clear();
-  bool prefill = false;
+  owners_.clear();
   for (auto& sequence : running_) {
     const std::span<const int32_t> tokens = sequence->tokens;
     pending_.push_back(
         {&*sequence->state, tokens.subspan(sequence->state->length()), WantedLogits::kLast});
+    owners_[&*sequence->state] = sequence.get();
   }
   plan_chunks(pending_, runner_.max_step_tokens(), plan_);
-  std::vector<Sequence*> planned;
+}
+
+void Engine::run_step(std::vector<TokenEvent>& events) {
+  const auto begin = std::chrono::steady_clock::now();
+  plan_step();
+  int64_t prompt_tokens = 0;
   for (const SequenceStep& step : plan_.sequences) {
-    for (auto& sequence : running_) {
-      if (&*sequence->state == step.sequence) planned.push_back(sequence.get());
-    }
-    Sequence& sequence = *planned.back();
-    const int64_t in_prompt =
-        static_cast<int64_t>(sequence.request.prompt.size()) - step.sequence->length();
-    if (in_prompt > 0) {
-      prefill = true;
-      stats_.prompt_tokens += std::min<int64_t>(in_prompt, step.tokens.size());
-    }
+    const auto& prompt = owners_.at(step.sequence)->request.prompt;
+    const int64_t left = static_cast<int64_t>(prompt.size()) - step.sequence->length();
+    prompt_tokens += std::clamp<int64_t>(left, 0, static_cast<int64_t>(step.tokens.size()));
   }
   StepResult result;
   try {
     result = runner_.run(plan_);
   } catch (const Error& error) {
-    for (Sequence* sequence : planned) {
-      events.push_back({.request = sequence->id, .error = error.what()});
-      finish(*sequence, events.back(), FinishReason::kError);
+    for (const SequenceStep& step : plan_.sequences) {
+      Sequence& sequence = *owners_.at(step.sequence);
+      events.push_back({.request = sequence.id, .error = error.what()});
+      finish(sequence, events.back(), FinishReason::kError);
     }
     return;
   }
   BRAID_CHECK(result.status == StepStatus::kDone, "the cache is sized for every admitted sequence");
 
-  std::vector<TokenEvent> drawn;
   for (size_t i = 0; i < result.rows.size(); ++i) {
     const LogitsRow& row = result.rows[i];
-    Sequence& sequence = *planned[row.sequence];
-    drawn.push_back(accept_logits(
-        sequence, {result.logits.row<float>(i), static_cast<size_t>(result.logits.dim(1))},
-        row.finite));
+    const std::span<const float> logits(result.logits.row<float>(i),
+                                        static_cast<size_t>(result.logits.dim(1)));
+    Sequence& sequence = *owners_.at(plan_.sequences[row.sequence].sequence);
+    events.push_back(accept_logits(sequence, logits, row.finite));
   }
-  std::sort(drawn.begin(), drawn.end(),
-            [](const TokenEvent& a, const TokenEvent& b) { return a.request < b.request; });
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  (prefill ? stats_.prefill_seconds : stats_.decode_seconds) += seconds;
-  if (!prefill) stats_.decode_tokens += static_cast<int64_t>(drawn.size());
-  std::move(drawn.begin(), drawn.end(), std::back_inserter(events));
+  stats_.prompt_tokens += prompt_tokens;
+  if (prompt_tokens > 0) {
+    stats_.prefill_seconds += seconds;
+  } else {
+    stats_.decode_seconds += seconds;
+    stats_.decode_tokens += static_cast<int64_t>(result.rows.size());
+  }
 }
 
 TokenEvent Engine::accept_logits(Sequence& sequence, std::span<const float> logits, bool finite) {
@@ -266,11 +265,14 @@ void Engine::finish(Sequence& sequence, TokenEvent& event, FinishReason reason) 
   }
   event.finish = reason;
   sequence.finished = true;
+  sequence.failed = reason == FinishReason::kError;
 }
 
 void Engine::retire_finished() {
   for (auto& sequence : running_) {
-    if (sequence->finished && options_.reuse_last) retained_ = std::move(sequence);
+    if (!sequence->finished) continue;
+    // What failed may have left anything in the cache.
+    if (options_.reuse_last && !sequence->failed) retained_ = std::move(sequence);
   }
   std::erase_if(running_,
                 [](const auto& sequence) { return sequence == nullptr || sequence->finished; });

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "cache/cache_pool.h"
@@ -49,18 +49,21 @@ class Engine {
 
   // Queues a request. Throws Error naming the limit if it can never be computed: an empty prompt,
   // ids outside the vocabulary, a prompt that leaves no room in the context, parameters out of
-  // range.
+  // range. A max_new_tokens beyond the context is no error: the reply ends where the context does.
   RequestId submit(GenerationRequest request);
 
-  // Ends a request; its last event comes from the next step(). Unknown ids are ignored.
+  // Ends a request, waiting or running; its last event comes from the next step(). Ids that are
+  // unknown or finished are ignored.
   void cancel(RequestId id);
 
   // One forward pass over the running requests. Returns what it brought, in the order of
-  // submission. Errors of one request end that request alone.
+  // submission. What goes wrong with one request (logits that are not finite, say) ends that
+  // request alone; a failed forward pass ends those that took part in it.
   std::vector<TokenEvent> step();
 
   // Nothing waits or runs.
   bool idle() const { return running_.empty() && waiting_.empty(); }
+  int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
   int64_t max_context() const { return max_context_; }
   const EngineStats& stats() const { return stats_; }
   void reset_stats() { stats_ = {}; }
@@ -70,8 +73,10 @@ class Engine {
  private:
   struct Sequence;
 
+  void end_cancelled(std::vector<TokenEvent>& events);
   void admit();
   void start(Sequence& sequence);
+  void plan_step();
   void run_step(std::vector<TokenEvent>& events);
   TokenEvent accept_logits(Sequence& sequence, std::span<const float> logits, bool finite);
   void accept_token(Sequence& sequence, TokenEvent& event);
@@ -90,6 +95,7 @@ class Engine {
   std::vector<std::unique_ptr<Sequence>> running_;
   std::unique_ptr<Sequence> retained_;  // the last finished one, with reuse_last
   std::vector<PendingTokens> pending_;
+  std::unordered_map<const SequenceState*, Sequence*> owners_;  // of the running states
   StepPlan plan_;
   RequestId next_id_ = 0;
   EngineStats stats_;

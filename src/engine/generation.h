@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sampling/sampler.h"
@@ -18,7 +19,7 @@ struct GenerationRequest {
   std::vector<int32_t> prompt;  // at least one token
   SamplingParams sampling;
   StopConditions stop;
-  int64_t max_new_tokens = -1;  // -1: until the context is full
+  int64_t max_new_tokens = -1;  // at least 1; -1: until the context is full
   // Keeps requests that share a seed apart (a batch uses the line number); see SamplingKey.
   uint64_t sampling_stream = 0;
 };

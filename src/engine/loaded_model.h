@@ -14,6 +14,8 @@
 namespace braid {
 
 struct LoadOptions {
+  // false: token ids go in and out; tokenizer and chat template are not looked at.
+  bool with_tokenizer = true;
   // Random weights of the config's shapes instead of a file's (--load-format dummy).
   bool dummy_weights = false;
   uint64_t dummy_seed = 0;
@@ -29,22 +31,31 @@ class LoadedModel {
   const std::string& origin() const { return origin_; }
   const Model& model() const { return *model_; }
   // The tokenizer; throws Error saying which file would provide it if the model came without one.
+  // Its vocabulary may exceed the model's (image tokens, say).
   const Tokenizer& tokenizer() const;
   bool has_tokenizer() const { return tokenizer_ != nullptr; }
-  // Likewise for the chat template.
+  // Likewise for the chat template; a template that braid cannot read is an error here, not while
+  // loading.
   const ChatTemplate& chat_template() const;
   bool has_chat_template() const { return chat_template_ != nullptr; }
-  // Stop ids are the union of all the files and the tokenizer's end-of-text token.
+  // A template that replaces the model's. Throws Error naming `origin` and the line.
+  ChatTemplate make_chat_template(std::string_view source, const std::string& origin) const;
+  // Stop ids are the union of all the files, the tokenizer's end-of-text token and the token with
+  // which the chat template ends an assistant's turn.
   const GenerationDefaults& generation() const { return generation_; }
   // Parsed files, for `inspect`; weights are those bound to the model.
   const ModelFiles& files() const { return *files_; }
 
  private:
+  void load_texts();
+  void add_stop_id(std::optional<TokenId> id);
+
   std::string origin_;
   std::unique_ptr<ModelFiles> files_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<ChatTemplate> chat_template_;
+  std::string chat_template_error_;  // why the template that is there cannot be used
   GenerationDefaults generation_;
 };
 
