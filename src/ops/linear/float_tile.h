@@ -220,6 +220,24 @@ static void float_kernel(const LinearTask& task, const LinearRange& range) {
   }
 }
 
+// The weights of a sub-block.
+template <typename Kind>
+[[gnu::noinline]] static void expand(const CodeBlock<Kind>& block, Vf* out) {
+  unroll<0, 32>(BRAID_UNROLLED(column) {
+    constexpr int k = column.value, g = k * Kind::kGroups / 32;
+    Vf w;
+    if constexpr (Kind::kSigned) {
+      w = signed_byte<k % 4>(block.codes[k / 4]);
+    } else {
+      w = unsigned_byte<k % 4>(block.codes[k / 4]);
+    }
+    if constexpr (Kind::kOffset != 0) w -= splat(static_cast<float>(Kind::kOffset));
+    // Small integers and float16 scales: the product is exact, so an FMA rounds as the two
+    // operations of dequantize() do.
+    out[k] = Kind::kMin ? fma(w, block.scale[g], block.min[g]) : w * block.scale[g];
+  });
+}
+
 // The loader of a block format: the codes of its decoder, expanded.
 template <typename Decoder>
 struct BlockLoader {
@@ -233,22 +251,6 @@ struct BlockLoader {
     CodeBlock<Kind> blocks[Decoder::kSubBlocks];
     Decoder::decode(rows, offset, blocks);
     for (int s = 0; s < Decoder::kSubBlocks; ++s, out += 32) expand(blocks[s], out);
-  }
-
-  [[gnu::noinline]] static void expand(const CodeBlock<Kind>& block, Vf* out) {
-    unroll<0, 32>(BRAID_UNROLLED(column) {
-      constexpr int k = column.value, g = k * Kind::kGroups / 32;
-      Vf w;
-      if constexpr (Kind::kSigned) {
-        w = signed_byte<k % 4>(block.codes[k / 4]);
-      } else {
-        w = unsigned_byte<k % 4>(block.codes[k / 4]);
-      }
-      if constexpr (Kind::kOffset != 0) w -= splat(static_cast<float>(Kind::kOffset));
-      // Small integers and float16 scales: the product is exact, so an FMA rounds as the two
-      // operations of dequantize() do.
-      out[k] = Kind::kMin ? fma(w, block.scale[g], block.min[g]) : w * block.scale[g];
-    });
   }
 };
 

@@ -41,11 +41,26 @@ void quantize(const float* x, int64_t cols, int8_t* codes, float* scales, int32_
   }
 }
 
+// `x` with the lower half of each number rounded away; NaN stays NaN.
+BRAID_INLINE Vf to_bfloat16_grid(Vf x) {
+  typedef uint32_t Vu __attribute__((vector_size(4 * kLanes)));
+  const Vu bits = (Vu)x;
+  const Vu rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  const Vu is_nan = (Vu)(x != x);
+  return (Vf)(((rounded & ~is_nan) | ((bits | 0x400000) & is_nan)) & 0xffff0000);
+}
+
 void round_to_bfloat16(const float* x, int64_t cols, float* rounded, BFloat16* packed) {
-  for (int64_t i = 0; i < cols; ++i) {
-    const BFloat16 value = to_bfloat16(x[i]);
-    if (rounded != nullptr) rounded[i] = to_float(value);
-    if (packed != nullptr) packed[i] = value;
+  int64_t i = 0;
+  for (; i + kLanes <= cols; i += kLanes) {
+    const Vf v = to_bfloat16_grid(load(x + i));
+    store(rounded + i, v);
+    if (packed != nullptr) store(packed + i, v);
+  }
+  for (; i < cols; ++i) {
+    const BFloat16 v = to_bfloat16(x[i]);
+    rounded[i] = to_float(v);
+    if (packed != nullptr) packed[i] = v;
   }
   if (packed != nullptr && cols % 2 != 0) packed[cols] = BFloat16{0};
 }

@@ -72,9 +72,11 @@ struct DotSum {
       const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)codes),
                                                  _mm256_sign_epi8((__m256i)x, (__m256i)codes));
       sum += (Vi)_mm256_madd_epi16(pairs, ones);
+      pin(sum);
     } else {
       const Vs pairs = (Vs)_mm256_maddubs_epi16((__m256i)codes, (__m256i)x);
       partial = i % kPeriod == 0 ? pairs : partial + pairs;
+      pin(partial);
       if constexpr (i % kPeriod == kPeriod - 1 || i == kSteps - 1) {
         sum += (Vi)_mm256_madd_epi16((__m256i)partial, ones);
       }
@@ -106,12 +108,22 @@ struct CodeInput {
   const float* scale;   // 1
   const int32_t* sums;  // 2
 };
+// Those of neighbouring tokens.
 struct CodeInputs {
-  const LinearTask& task;
+  const int8_t* codes;
+  const float* scales;
+  const int32_t* sums;
+  int64_t cols, sub_blocks;
+
+  [[gnu::always_inline]] CodeInputs(const LinearTask& task, int64_t token, int64_t sub_block)
+      : codes(task.codes + token * task.cols + 32 * sub_block),
+        scales(task.scales + token * (task.cols / 32) + sub_block),
+        sums(task.sums + 2 * (token * (task.cols / 32) + sub_block)),
+        cols(task.cols),
+        sub_blocks(task.cols / 32) {}
   [[gnu::always_inline]] CodeInput at(int64_t token, int64_t sub_block) const {
-    return {task.codes + token * task.cols + 32 * sub_block,
-            task.scales + token * (task.cols / 32) + sub_block,
-            task.sums + token * (task.cols / 16) + 2 * sub_block};
+    return {codes + token * cols + 32 * sub_block, scales + token * sub_blocks + sub_block,
+            sums + 2 * (token * sub_blocks + sub_block)};
   }
 };
 
@@ -220,7 +232,7 @@ template <typename Decoder>
   static_assert(Decoder::kSubBlocks == 1);
   const RowGroup rows = row_group(task.weights, task.row_bytes, row, task.rows);
   Prefetcher prefetch = prefetch_rows(task, row + kLanes, kLanes, row_end);
-  const CodeInputs inputs{task};
+  const CodeInputs inputs(task, token, 0);
   Vf acc[1][1] = {};
   int64_t sub_block = 0;
   for (int64_t offset = 0; offset < task.row_bytes; offset += Decoder::kBlockBytes) {
@@ -228,7 +240,7 @@ template <typename Decoder>
     CodeBlock<Kind> block;
     Decoder::decode(rows, offset, &block);
     const CodeBlock<Kind>* const w[1] = {&block};
-    const CodeInput x[1] = {inputs.at(token, sub_block++)};
+    const CodeInput x[1] = {inputs.at(0, sub_block++)};
     multiply_codes<Kind, 1, 1>(w, x, acc);
   }
   store_lanes(task.y + token * task.y_stride + row, acc[0][0], row_end - row);
@@ -251,7 +263,7 @@ template <typename Kind, int kC>
 [[gnu::noinline]] static void int8_panel(const LinearTask& task, const CodeBlock<Kind>* panel,
                                          int64_t sub_block, int count, int64_t token,
                                          Vf (*acc)[kTileGroups]) {
-  const CodeInputs inputs{task};
+  const CodeInputs inputs(task, token, sub_block);
   Vf sums[kTileGroups][kC];
   unroll<0, kC>(BRAID_UNROLLED(c) {
     unroll<0, kTileGroups>(BRAID_UNROLLED(r) { sums[r.value][c.value] = acc[c.value][r.value]; });
@@ -259,7 +271,7 @@ template <typename Kind, int kC>
   for (int s = 0; s < count; ++s) {
     const CodeBlock<Kind>* const w[kTileGroups] = {panel + s, panel + kPanelSubBlocks + s};
     CodeInput x[kC];
-    unroll<0, kC>(BRAID_UNROLLED(c) { x[c.value] = inputs.at(token + c.value, sub_block + s); });
+    unroll<0, kC>(BRAID_UNROLLED(c) { x[c.value] = inputs.at(c.value, s); });
     multiply_codes<Kind, kTileGroups, kC>(w, x, sums);
   }
   unroll<0, kC>(BRAID_UNROLLED(c) {

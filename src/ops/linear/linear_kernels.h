@@ -41,7 +41,7 @@ struct LinearKernels {
 struct InputKernels {
   // One row of LinearInput::codes, scales and sums. cols is a multiple of 32.
   void (*quantize)(const float* x, int64_t cols, int8_t* codes, float* scales, int32_t* sums);
-  // Rounds to bfloat16; either output may be null.
+  // Rounds to bfloat16. `packed` may be null; it has an even number of elements.
   void (*round_to_bfloat16)(const float* x, int64_t cols, float* rounded, BFloat16* packed);
   bool uses_packed;  // this instruction set has kernels for LinearTask::packed
 };

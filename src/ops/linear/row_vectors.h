@@ -31,6 +31,17 @@ BRAID_INLINE void unroll(const Body& body) {
 }
 #define BRAID_UNROLLED(i) [&](auto i) __attribute__((always_inline))
 
+// Has the compiler finish the sum here. Left alone it may do all products of a tile first and spill
+// them for want of registers.
+template <typename V>
+BRAID_INLINE void pin([[maybe_unused]] V& v) {
+#if defined(BRAID_ISA_avx2)
+  asm volatile("" : "+x"(v));
+#elif defined(BRAID_ISA_avx512)
+  asm volatile("" : "+v"(v));
+#endif
+}
+
 // The kLanes rows of one vector. Past the last row the last one is repeated.
 struct RowGroup {
   const uint8_t* row[kLanes];

@@ -1,0 +1,167 @@
+// Speed of matrix products: one token (reading the weights once, GB/s of stored bytes) and many
+// (arithmetic, multiplications and additions counted, GOP/s), beside what the machine reads.
+//
+//   linear_bench [--threads N] [--rows N] [--cols N] [--tokens N] [--format NAME]
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "base/cpu_features.h"
+#include "ops/linear/linear.h"
+#include "tensor/tensor.h"
+
+namespace {
+
+using namespace braid;
+
+struct Options {
+  int threads = 0;
+  int64_t rows = 4096;
+  int64_t cols = 4096;
+  int64_t tokens = 256;
+  std::string format;
+};
+
+// Best of several runs, in seconds.
+double best_seconds(const std::function<void()>& body) {
+  using Clock = std::chrono::steady_clock;
+  double best = 1e30;
+  const auto start = Clock::now();
+  int runs = 0;
+  do {
+    const auto begin = Clock::now();
+    body();
+    best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count());
+    ++runs;
+  } while (runs < 3 || Clock::now() - start < std::chrono::milliseconds(300));
+  return best;
+}
+
+// Enough copies of a matrix that none stays in cache between two uses.
+constexpr int64_t kWorkingSetBytes = int64_t{512} << 20;
+
+// A matrix [copies * rows, cols] of small random weights. Block formats that cannot be written get
+// random bytes; a scale that is not a number does not change the time.
+Weight make_weight(const QuantFormat& format, int64_t rows, int64_t cols, int64_t copies) {
+  const auto storage = std::make_shared<Buffer>(
+      static_cast<size_t>(format.row_bytes(cols) * rows * copies), Device{});
+  std::mt19937 engine(1);
+  std::normal_distribution<float> normal(0, 0.02f);
+  const size_t matrix_bytes = static_cast<size_t>(format.row_bytes(cols) * rows);
+  std::vector<float> row(static_cast<size_t>(cols));
+  for (int64_t r = 0; r < rows; ++r) {
+    std::byte* out = storage->data() + r * format.row_bytes(cols);
+    if (can_quantize(format) && r < 64) {
+      for (float& x : row) x = normal(engine);
+      quantize(format, row.data(), cols, out);
+    } else if (can_quantize(format)) {
+      std::memcpy(out, storage->data() + r % 64 * format.row_bytes(cols), format.row_bytes(cols));
+    } else {
+      for (int64_t i = 0; i < format.row_bytes(cols); ++i) {
+        out[i] = static_cast<std::byte>(engine() & 0x3f);
+      }
+    }
+  }
+  for (int64_t copy = 1; copy < copies; ++copy) {
+    std::memcpy(storage->data() + copy * matrix_bytes, storage->data(), matrix_bytes);
+  }
+  Weight w;
+  w.format = &format;
+  w.shape = {rows * copies, cols};
+  w.data = storage->data();
+  w.owner = storage;
+  return w;
+}
+
+// GB/s at which all threads together read memory, several streams each.
+double read_bandwidth(ThreadPool& pool) {
+  Buffer buffer(size_t{1} << 30, Device{});
+  std::memset(buffer.data(), 1, buffer.size_bytes());
+  constexpr int64_t kPiece = 1 << 20;
+  std::vector<uint64_t> sums(static_cast<size_t>(pool.num_threads()) * 8);
+  const double seconds = best_seconds([&] {
+    pool.parallel_for(static_cast<int64_t>(buffer.size_bytes()) / kPiece, 1,
+                      [&](int64_t begin, int64_t, int thread) {
+                        typedef uint64_t V __attribute__((vector_size(32), may_alias));
+                        const std::byte* p = buffer.data() + begin * kPiece;
+                        V sum[4] = {};
+                        for (int64_t i = 0; i < kPiece / 4; i += 32) {
+                          for (int s = 0; s < 4; ++s) {
+                            V v;
+                            std::memcpy(&v, p + s * (kPiece / 4) + i, sizeof(v));
+                            sum[s] += v;
+                          }
+                        }
+                        const V total = sum[0] + sum[1] + sum[2] + sum[3];
+                        sums[thread * 8] += total[0] + total[1] + total[2] + total[3];
+                      });
+  });
+  return static_cast<double>(buffer.size_bytes()) / seconds / 1e9;
+}
+
+void run(const Options& options) {
+  ThreadPool pool({.num_threads = options.threads});
+  Stream stream(pool);
+  Workspace workspace(size_t{2} << 30);
+  const double bandwidth = read_bandwidth(pool);
+  std::printf("%s, %d threads, %ld x %ld; memory is read at %.1f GB/s\n",
+              std::string(isa_name(active_isa())).c_str(), pool.num_threads(), options.rows,
+              options.cols, bandwidth);
+  std::printf("%-7s %-5s %12s %8s %14s %14s\n", "format", "input", "1 token GB/s", "of read",
+              "8 tokens GOP/s", "many GOP/s");
+  for (int id = 0; id < kNumFormats; ++id) {
+    const QuantFormat& format = quant_format(static_cast<FormatId>(id));
+    if (!options.format.empty() && options.format != format.name) continue;
+    const int64_t matrix_bytes = format.row_bytes(options.cols) * options.rows;
+    const int64_t copies = std::max<int64_t>(1, kWorkingSetBytes / matrix_bytes);
+    const Weight w = make_weight(format, options.rows, options.cols, copies);
+    Tensor x(DType::kF32, {options.tokens, options.cols});
+    std::mt19937 engine(2);
+    std::normal_distribution<float> normal;
+    for (float& value : x.view().span<float>()) value = normal(engine);
+    for (const auto& [precision, name] : {std::pair{ActivationPrecision::kF32, "f32"},
+                                          std::pair{ActivationPrecision::kBF16, "bf16"},
+                                          std::pair{ActivationPrecision::kInt8, "int8"}}) {
+      if (format.plain() && precision == ActivationPrecision::kInt8) continue;
+      const auto multiply = [&](int64_t tokens, int64_t times) {
+        Workspace::Scope scope(workspace);
+        const LinearInput input =
+            prepare_linear_input(stream, workspace, x.view().rows(0, tokens), precision);
+        const TensorView y = workspace.take(DType::kF32, {tokens, options.rows});
+        for (int64_t i = 0; i < times; ++i) {
+          linear(stream, w.slice_rows(i * options.rows, options.rows), input, y);
+        }
+      };
+      const double one = best_seconds([&] { multiply(1, copies); }) / static_cast<double>(copies);
+      const double eight = best_seconds([&] { multiply(8, copies); }) / static_cast<double>(copies);
+      const double many = best_seconds([&] { multiply(options.tokens, 1); });
+      const double operations = 2.0 * static_cast<double>(options.rows * options.cols);
+      const double gb_per_s = static_cast<double>(matrix_bytes) / one / 1e9;
+      std::printf("%-7s %-5s %12.1f %7.0f%% %14.1f %14.1f\n", std::string(format.name).c_str(),
+                  name, gb_per_s, 100 * gb_per_s / bandwidth, 8 * operations / eight / 1e9,
+                  static_cast<double>(options.tokens) * operations / many / 1e9);
+      std::fflush(stdout);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Speed of matrix products by storage format");
+  app.add_option("--threads", options.threads, "0: all processors")->check(CLI::NonNegativeNumber);
+  app.add_option("--rows", options.rows)->check(CLI::PositiveNumber);
+  app.add_option("--cols", options.cols)->check(CLI::PositiveNumber);
+  app.add_option("--tokens", options.tokens)->check(CLI::PositiveNumber);
+  app.add_option("--format", options.format, "one format only, for example q4_0");
+  CLI11_PARSE(app, argc, argv);
+  run(options);
+  return 0;
+}
