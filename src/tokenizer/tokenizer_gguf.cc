@@ -192,7 +192,7 @@ class GgufTokenizerBuilder {
 
   void build_byte_level() {
     const auto& table = pre_patterns();
-    const std::string_view name = source_.pre.empty() ? "default" : source_.pre;
+    const std::string_view name = source_.pre.empty() ? std::string_view("default") : source_.pre;
     const auto pre = std::find_if(table.begin(), table.end(),
                                   [&](const PrePattern& entry) { return entry.name == name; });
     if (pre == table.end()) {
