@@ -3,187 +3,201 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
-#include <iostream>
-#include <iterator>
-#include <map>
+#include <deque>
+#include <filesystem>
 #include <unordered_map>
-#include <vector>
 
-#include "apps/batch_line.h"
 #include "apps/interrupt.h"
+#include "apps/text_io.h"
 #include "base/error.h"
-#include "base/mapped_file.h"
 
 namespace braid {
 namespace {
 
-std::vector<std::string> read_lines(const std::filesystem::path& path) {
-  const std::string text =
-      path == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : read_file(path);
-  std::vector<std::string> lines;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return lines;
-}
-
-// The JSONL output: lines in order, each flushed when written.
-class OutputFile {
- public:
-  OutputFile(const std::filesystem::path& path, bool resume) : path_(path) {
-    if (path.empty()) {
-      file_ = stdout;
-      return;
-    }
-    int64_t kept_bytes = 0;
-    if (resume && std::filesystem::exists(path)) {
-      const std::string content = read_file(path);
-      num_kept_ = std::count(content.begin(), content.end(), '\n');
-      const size_t last = content.rfind('\n');
-      kept_bytes = last == std::string::npos ? 0 : static_cast<int64_t>(last) + 1;
-    }
-    file_ = std::fopen(path.c_str(), resume ? "ab" : "wb");
-    if (file_ == nullptr) throw Error("{}: cannot write: {}", path.string(), std::strerror(errno));
-    // Half a line at the end is what an interruption left.
-    if (resume && ftruncate(fileno(file_), kept_bytes) != 0) {
-      throw Error("{}: cannot truncate: {}", path.string(), std::strerror(errno));
-    }
-  }
-  ~OutputFile() {
-    if (file_ != stdout) std::fclose(file_);
-  }
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-
-  int64_t num_kept() const { return num_kept_; }
-  void write(const std::string& line) {
-    if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() ||
-        std::fputc('\n', file_) == EOF || std::fflush(file_) != 0) {
-      throw Error("{}: cannot write: {}", path_.empty() ? "standard output" : path_.string(),
-                  std::strerror(errno));
-    }
-  }
-
- private:
-  std::filesystem::path path_;
-  std::FILE* file_ = nullptr;
-  int64_t num_kept_ = 0;
+struct Prompt {
+  int64_t index = 0;  // of the line in the file
+  std::string_view line;
 };
 
-class BatchRun {
+std::vector<Prompt> find_prompts(std::string_view text) {
+  std::vector<Prompt> prompts;
+  const std::vector<std::string_view> lines = split_lines(text);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (!is_blank(lines[i])) prompts.push_back({static_cast<int64_t>(i), lines[i]});
+  }
+  return prompts;
+}
+
+const std::string& check_output(const std::string& prompts, const std::string& output) {
+  std::error_code error;
+  if (std::filesystem::equivalent(prompts, output, error) && !error) {
+    throw Error("{}: the results cannot go to the file of the prompts", output);
+  }
+  return output;
+}
+
+// A line on a terminal that is written over again and again.
+class Progress {
  public:
-  BatchRun(Engine& engine, const LoadedModel& loaded, const ChatTemplate* chat,
-           const BatchOptions& options)
-      : engine_(engine),
-        loaded_(loaded),
-        chat_(chat),
-        options_(options),
-        lines_(read_lines(options.prompts)),
-        output_(options.output, options.resume) {}
-
-  bool run() {
-    next_to_write_ = output_.num_kept();
-    for (int64_t i = next_to_write_; i < num_lines(); ++i) submit(i);
-    InterruptGuard interrupt;
-    bool cancelled = false;
-    while (!engine_.idle()) {
-      if (interrupt.interrupted() && !cancelled) {
-        cancelled = true;
-        for (const auto& [id, index] : index_of_) engine_.cancel(id);
-      }
-      for (const TokenEvent& event : engine_.step()) take(event);
-      write_ready();
-      show_progress();
-    }
-    write_ready();
-    if (isatty(STDERR_FILENO)) std::fputs("\n", stderr);
-    return num_failed_ == 0 && !cancelled;
+  explicit Progress(int64_t total) : total_(total), shown_(isatty(STDERR_FILENO) != 0) {}
+  ~Progress() {
+    if (shown_) std::fputs("\r\033[K", stderr);
   }
 
- private:
-  int64_t num_lines() const { return static_cast<int64_t>(lines_.size()); }
-
-  void submit(int64_t index) {
-    BatchLine line = parse_batch_line(lines_[index], index, loaded_, chat_, options_);
-    BatchResult& result = results_[index];
-    result.index = index;
-    result.id_json = line.id_json;
-    result.error = line.error;
-    if (result.error.empty()) {
-      result.prompt_tokens = static_cast<int64_t>(line.request.prompt.size());
-      try {
-        index_of_[engine_.submit(std::move(line.request))] = index;
-      } catch (const Error& error) {
-        result.error = error.what();
-      }
-    }
-    if (!result.error.empty()) finished_[index] = true;
-  }
-
-  void take(const TokenEvent& event) {
-    const int64_t index = index_of_.at(event.request);
-    BatchResult& result = results_[index];
-    result.text += event.text;
-    if (event.token) ++result.generated_tokens;
-    if (!event.finish) return;
-    result.finish_reason = finish_reason_name(*event.finish);
-    result.error = event.error;
-    finished_[index] = true;
-  }
-
-  void write_ready() {
-    for (auto next = results_.begin(); next != results_.end() && finished_[next->first];
-         next = results_.erase(next)) {
-      if (!next->second.error.empty()) ++num_failed_;
-      output_.write(to_json_line(next->second));
-      ++next_to_write_;
-    }
-  }
-
-  void show_progress() {
-    if (!isatty(STDERR_FILENO)) return;
+  void show(int64_t done, int64_t tokens) {
     const auto now = std::chrono::steady_clock::now();
-    if (now - last_shown_ < std::chrono::milliseconds(200)) return;
-    last_shown_ = now;
+    if (!shown_ || now - last_ < std::chrono::milliseconds(200)) return;
+    last_ = now;
     const double seconds = std::chrono::duration<double>(now - begin_).count();
-    const int64_t done = next_to_write_ - output_.num_kept();
-    const int64_t left = num_lines() - next_to_write_;
-    const EngineStats& stats = engine_.stats();
-    fmt::print(stderr, "\r\033[K{} of {} prompts, {:.1f} tokens/s", next_to_write_, num_lines(),
-               static_cast<double>(stats.generated_tokens) / seconds);
+    fmt::print(stderr, "\r\033[K{} of {} prompts, {:.1f} tokens/s", done, total_,
+               static_cast<double>(tokens) / seconds);
     if (done > 0) {
       fmt::print(stderr, ", {:.0f} s left",
-                 seconds / static_cast<double>(done) * static_cast<double>(left));
+                 seconds / static_cast<double>(done) * static_cast<double>(total_ - done));
     }
     std::fflush(stderr);
   }
 
+ private:
+  int64_t total_;
+  bool shown_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now(), last_;
+};
+
+class BatchRun {
+ public:
+  BatchRun(Engine& engine, const LoadedModel& loaded, BatchFiles& files,
+           const BatchDefaults& defaults)
+      : engine_(engine),
+        loaded_(loaded),
+        files_(files),
+        defaults_(defaults),
+        prompts_(find_prompts(files.text)) {}
+
+  bool run(bool resume) {
+    const int64_t num_kept = resume ? count_kept() : 0;
+    files_.output.begin(num_kept);
+    next_ = static_cast<size_t>(num_kept);
+    Progress progress(static_cast<int64_t>(prompts_.size()) - num_kept);
+    InterruptGuard interrupt;
+    while (next_ < prompts_.size() || !engine_.idle()) {
+      if (interrupt.interrupted() && !cancelled_) cancel();
+      fill_queue();
+      for (const TokenEvent& event : engine_.step()) take(event);
+      write_ready();
+      progress.show(num_written_, engine_.stats().generated_tokens);
+    }
+    return complete_;
+  }
+
+ private:
+  // A prompt that is submitted or refused but not yet written.
+  struct Entry {
+    BatchResult result;
+    bool finished = false;
+  };
+
+  // Results of an earlier run that need not be computed again.
+  int64_t count_kept() {
+    int64_t kept = 0;
+    for (const std::string& line : files_.output.read_lines()) {
+      try {
+        const WrittenResult written = parse_json_line(line);
+        if (written.cancelled) break;
+        if (kept >= static_cast<int64_t>(prompts_.size()) ||
+            written.index != prompts_[kept].index) {
+          throw Error("it is of other prompts");
+        }
+        if (written.failed) complete_ = false;
+      } catch (const Error& error) {
+        throw Error("--resume: line {} of the output does not continue {}: {}", kept + 1,
+                    files_.origin, error.what());
+      }
+      ++kept;
+    }
+    return kept;
+  }
+
+  void cancel() {
+    cancelled_ = true;
+    complete_ = false;
+    for (const auto& [id, entry] : running_) engine_.cancel(id);
+  }
+
+  // Keeps a few prompts waiting, so that a long file is neither read into memory as tokens nor
+  // delays the first result. After an interruption the rest is only marked.
+  void fill_queue() {
+    constexpr int64_t kWaiting = 32;
+    while (next_ < prompts_.size() && (cancelled_ || engine_.num_waiting() < kWaiting)) {
+      const Prompt& prompt = prompts_[next_++];
+      BatchLine line = parse_batch_line(prompt.line, prompt.index, loaded_, defaults_);
+      Entry& entry = entries_.emplace_back();
+      entry.result.index = prompt.index;
+      entry.result.id_json = line.id_json;
+      entry.result.error = line.error;
+      if (line.error.empty()) submit(entry, std::move(line.request));
+      entry.finished = entry.finished || !entry.result.error.empty();
+    }
+  }
+
+  void submit(Entry& entry, GenerationRequest request) {
+    entry.result.prompt_tokens = static_cast<int64_t>(request.prompt.size());
+    if (cancelled_) {
+      entry.result.finish_reason = finish_reason_name(FinishReason::kCancelled);
+      entry.finished = true;
+      return;
+    }
+    try {
+      running_[engine_.submit(std::move(request))] = &entry;
+    } catch (const Error& error) {
+      entry.result.error = error.what();
+    }
+  }
+
+  void take(const TokenEvent& event) {
+    Entry& entry = *running_.at(event.request);
+    entry.result.text += event.text;
+    if (event.token) ++entry.result.generated_tokens;
+    if (!event.finish) return;
+    entry.result.finish_reason = finish_reason_name(*event.finish);
+    entry.result.error = event.error;
+    entry.finished = true;
+    running_.erase(event.request);
+  }
+
+  void write_ready() {
+    for (; !entries_.empty() && entries_.front().finished; entries_.pop_front()) {
+      if (!entries_.front().result.error.empty()) complete_ = false;
+      files_.output.write(to_json_line(entries_.front().result));
+      ++num_written_;
+    }
+  }
+
   Engine& engine_;
   const LoadedModel& loaded_;
-  const ChatTemplate* chat_;
-  const BatchOptions& options_;
-  std::vector<std::string> lines_;
-  OutputFile output_;
-  std::map<int64_t, BatchResult> results_;  // not yet written, by line
-  std::unordered_map<int64_t, bool> finished_;
-  std::unordered_map<RequestId, int64_t> index_of_;
-  int64_t next_to_write_ = 0;
-  int64_t num_failed_ = 0;
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point last_shown_;
+  BatchFiles& files_;
+  const BatchDefaults& defaults_;
+  std::vector<Prompt> prompts_;
+  size_t next_ = 0;            // to be submitted
+  std::deque<Entry> entries_;  // in input order; addresses stay while the ends change
+  std::unordered_map<RequestId, Entry*> running_;
+  int64_t num_written_ = 0;
+  bool cancelled_ = false;
+  bool complete_ = true;
 };
 
 }  // namespace
 
-bool run_batch(Engine& engine, const LoadedModel& loaded, const ChatTemplate* chat,
-               const BatchOptions& options) {
-  return BatchRun(engine, loaded, chat, options).run();
+BatchFiles::BatchFiles(const std::string& prompts, const std::string& output_path)
+    : origin(prompts == "-" ? "standard input" : prompts),
+      text(read_input(prompts)),
+      output(check_output(prompts, output_path)) {}
+
+bool run_batch(Engine& engine, const LoadedModel& loaded, BatchFiles& files,
+               const BatchDefaults& defaults, bool resume) {
+  return BatchRun(engine, loaded, files, defaults).run(resume);
 }
 
 }  // namespace braid

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "apps/interrupt.h"
-#include "apps/prompt.h"
 #include "apps/prompt_line.h"
+#include "apps/text_io.h"
 #include "base/error.h"
 
 namespace braid {
@@ -23,16 +23,15 @@ constexpr const char* kHelp =
 
 class ChatSession {
  public:
-  ChatSession(Engine& engine, const LoadedModel& loaded, const ChatTemplate& chat,
-              const ChatOptions& options)
-      : engine_(engine), loaded_(loaded), chat_(chat), options_(options) {
+  ChatSession(Engine& engine, const LoadedModel& loaded, const ChatOptions& options)
+      : engine_(engine), loaded_(loaded), options_(options) {
     reset();
   }
 
   void run() {
     if (isatty(STDIN_FILENO)) std::fputs("Type a message; /help lists the commands.\n", stderr);
     while (const auto line = read_prompt_line("> ")) {
-      if (line->empty()) continue;
+      if (is_blank(*line)) continue;
       if (line->front() == '/') {
         if (!command(*line)) return;
       } else {
@@ -42,12 +41,7 @@ class ChatSession {
   }
 
  private:
-  void reset() {
-    messages_.clear();
-    if (!options_.system.empty()) {
-      messages_.push_back({.role = "system", .content = options_.system});
-    }
-  }
+  void reset() { messages_ = first_messages(options_.settings); }
 
   // False: the session ends.
   bool command(const std::string& line) {
@@ -56,15 +50,27 @@ class ChatSession {
     if (line == "/reset" || line == "/clear") {
       reset();
     } else if (line == "/undo") {
-      const size_t kept = options_.system.empty() ? 0 : 1;
+      const size_t kept = first_messages(options_.settings).size();
       for (int i = 0; i < 2 && messages_.size() > kept; ++i) messages_.pop_back();
     } else if (line.starts_with(kSystem)) {
-      options_.system = line.substr(kSystem.size());
-      reset();
+      set_system(line.substr(kSystem.size()));
     } else {
       std::fputs(line == "/help" ? kHelp : "unknown command; /help lists them\n", stderr);
     }
     return true;
+  }
+
+  void set_system(const std::string& text) {
+    ChatSettings changed = options_.settings;
+    changed.system = text;
+    try {
+      check_chat_settings(changed);
+    } catch (const Error& error) {
+      std::fprintf(stderr, "error: %s\n", error.what());
+      return;
+    }
+    options_.settings = changed;
+    reset();
   }
 
   void turn(const std::string& text) {
@@ -80,7 +86,8 @@ class ChatSession {
   void reply() {
     GenerationRequest request;
     request.prompt =
-        encode_chat(loaded_, chat_, {.messages = messages_, .enable_thinking = options_.thinking});
+        encode_chat(loaded_, *options_.settings.chat,
+                    {.messages = messages_, .enable_thinking = options_.settings.thinking});
     request.sampling = options_.sampling;
     request.stop = options_.stop;
     request.max_new_tokens = options_.max_new_tokens;
@@ -93,19 +100,19 @@ class ChatSession {
     while (!finish) {
       if (interrupt.interrupted()) engine_.cancel(id);
       for (const TokenEvent& event : engine_.step()) {
-        std::fputs(event.text.c_str(), stdout);
-        std::fflush(stdout);
+        write_out(event.text);
         if (event.token && event.finish != FinishReason::kStop)
           output.push_back(event.token->token);
         finish = event.finish;
         failure = event.error;
       }
     }
-    std::fputs("\n", stdout);
-    std::fflush(stdout);
+    write_out("\n");
     if (finish == FinishReason::kError) throw Error("{}", failure);
     if (finish == FinishReason::kCancelled) std::fputs("[stopped]\n", stderr);
-    if (finish == FinishReason::kLength) std::fputs("[length limit]\n", stderr);
+    if (finish == FinishReason::kLength) {
+      std::fputs("[length limit; /reset makes room in a full context]\n", stderr);
+    }
     // With its special tokens: the template decides what of it (thoughts, say) stays in the
     // history.
     messages_.push_back({.role = "assistant", .content = loaded_.tokenizer().decode(output)});
@@ -113,16 +120,14 @@ class ChatSession {
 
   Engine& engine_;
   const LoadedModel& loaded_;
-  const ChatTemplate& chat_;
   ChatOptions options_;
   std::vector<ChatMessage> messages_;
 };
 
 }  // namespace
 
-void run_chat_session(Engine& engine, const LoadedModel& loaded, const ChatTemplate& chat,
-                      const ChatOptions& options) {
-  ChatSession(engine, loaded, chat, options).run();
+void run_chat_session(Engine& engine, const LoadedModel& loaded, const ChatOptions& options) {
+  ChatSession(engine, loaded, options).run();
 }
 
 }  // namespace braid

@@ -1,16 +1,13 @@
 #pragma once
 
-#include <optional>
-#include <string>
-
+#include "apps/chat_prompt.h"
 #include "engine/engine.h"
 #include "engine/loaded_model.h"
 
 namespace braid {
 
 struct ChatOptions {
-  std::string system;
-  std::optional<bool> thinking;
+  ChatSettings settings;  // with a template
   SamplingParams sampling;
   StopConditions stop;
   int64_t max_new_tokens = -1;
@@ -18,7 +15,6 @@ struct ChatOptions {
 
 // A conversation on the terminal: each line is a user turn, the reply streams. Ctrl-C stops the
 // reply and keeps what was said; /help lists the commands. Ends at /exit or the end of input.
-void run_chat_session(Engine& engine, const LoadedModel& loaded, const ChatTemplate& chat,
-                      const ChatOptions& options);
+void run_chat_session(Engine& engine, const LoadedModel& loaded, const ChatOptions& options);
 
 }  // namespace braid

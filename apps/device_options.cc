@@ -53,8 +53,9 @@ void DeviceOptions::apply() const {
   if (!isa.empty()) force_isa(parse_isa(isa));
 }
 
-LoadedModel DeviceOptions::load() const {
+LoadedModel DeviceOptions::load(bool with_tokenizer) const {
   LoadOptions options;
+  options.with_tokenizer = with_tokenizer;
   options.dummy_weights = load_format == "dummy";
   options.dummy_format = dummy_format;
   options.dummy_seed = dummy_seed;

@@ -30,7 +30,7 @@ struct DeviceOptions {
 
   // Checks --device, forces --isa. Call before loading.
   void apply() const;
-  LoadedModel load() const;
+  LoadedModel load(bool with_tokenizer = true) const;
   ThreadPoolOptions thread_pool() const { return {.num_threads = num_threads, .pin = pin_threads}; }
   // auto: int8 activations for block-quantised weights, float32 for others.
   ActivationPrecision precision() const;

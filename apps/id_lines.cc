@@ -4,8 +4,9 @@
 #include <string>
 #include <string_view>
 
+#include "apps/text_io.h"
 #include "base/error.h"
-#include "base/mapped_file.h"
+#include "checkpoint/printable.h"
 
 namespace braid {
 namespace {
@@ -21,7 +22,7 @@ std::vector<int32_t> parse_line(std::string_view line, int64_t vocab_size,
     int64_t id = 0;
     const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (error != std::errc() || stop != word.data() + word.size()) {
-      throw Error("{}: '{}' is no token id", where, word.substr(0, 40));
+      throw Error("{}: '{}' is no token id", where, printable(word, 40));
     }
     if (id < 0 || id >= vocab_size) {
       throw Error("{}: token id {} is outside the vocabulary of {}", where, id, vocab_size);
@@ -35,19 +36,13 @@ std::vector<int32_t> parse_line(std::string_view line, int64_t vocab_size,
 
 }  // namespace
 
-std::vector<std::vector<int32_t>> read_id_lines(const std::filesystem::path& path,
-                                                int64_t vocab_size) {
-  const std::string text = read_file(path);
+std::vector<std::vector<int32_t>> read_id_lines(const std::string& path, int64_t vocab_size) {
+  const std::string text = read_input(path);
   std::vector<std::vector<int32_t>> lines;
-  std::string_view rest = text;
-  while (!rest.empty()) {
-    const size_t end = rest.find('\n');
-    const std::string_view line = rest.substr(0, end);
-    lines.push_back(
-        parse_line(line, vocab_size, path.string() + ":" + std::to_string(lines.size() + 1)));
-    rest = end == std::string_view::npos ? std::string_view() : rest.substr(end + 1);
+  for (const std::string_view line : split_lines(text)) {
+    lines.push_back(parse_line(line, vocab_size, fmt::format("{}:{}", path, lines.size() + 1)));
   }
-  if (lines.empty()) throw Error("{}: the file holds no token ids", path.string());
+  if (lines.empty()) throw Error("{}: the file holds no token ids", path);
   return lines;
 }
 

@@ -9,6 +9,7 @@
 #include "apps/command.h"
 #include "apps/device_options.h"
 #include "apps/table.h"
+#include "apps/text_io.h"
 #include "base/error.h"
 #include "cache/cache_plan.h"
 #include "engine/engine.h"
@@ -133,7 +134,7 @@ void run_inspect(const InspectOptions& options) {
   options.device.apply();
   LoadedModel loaded = options.device.load();
   if (options.json) {
-    fmt::print("{}\n", to_json(options, loaded).dump(2));
+    write_out(to_json(options, loaded).dump(2) + "\n");
     return;
   }
   const Model& model = loaded.model();

@@ -7,6 +7,7 @@
 #include "apps/command.h"
 #include "apps/device_options.h"
 #include "apps/id_lines.h"
+#include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "cache/cache_pool.h"
@@ -47,7 +48,7 @@ class HiddenStateWriter : public StepContext::Observer {
 
 void run_logits(const LogitsOptions& options) {
   options.device.apply();
-  const LoadedModel loaded = options.device.load();
+  const LoadedModel loaded = options.device.load(/*with_tokenizer=*/false);
   const Model& model = loaded.model();
   spdlog::info("{}", to_string(model.load_report()));
   const auto lines = read_id_lines(options.ids_file, model.vocab_size());
@@ -103,7 +104,9 @@ void add_logits_command(CLI::App& app) {
   auto options = std::make_shared<LogitsOptions>();
   CLI::App* command = app.add_subcommand("logits", "Write the logits of given token ids to a file");
   options->device.add_model(*command);
-  command->add_option("--ids-file", options->ids_file, "Token ids, one sequence a line")
+  command
+      ->add_option("--ids-file", options->ids_file,
+                   "Token ids, one sequence a line, separated by blanks (-: standard input)")
       ->required();
   command
       ->add_option("-o,--output", options->output,

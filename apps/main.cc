@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -15,6 +16,14 @@ constexpr int kUsageError = 2;
 int report(const char* message, int exit_code) {
   std::fprintf(stderr, "braid: %s\n", message);
   return exit_code;
+}
+
+// One line, as all errors; help and version go to standard output.
+int report(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) return app.exit(error);
+  std::string message = error.what();
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  return report((message + " (see --help)").c_str(), kUsageError);
 }
 
 }  // namespace
@@ -38,13 +47,17 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // Help and version end here too, with code 0.
-    return app.exit(error) == 0 ? 0 : kUsageError;
+    const int exit_code = report(app, error);
+    if (exit_code != 0) return exit_code;
   } catch (const braid::UsageError& error) {
     return report(error.what(), kUsageError);
   } catch (const std::bad_alloc&) {
     return report("out of memory", kRunError);
   } catch (const std::exception& error) {
     return report(error.what(), kRunError);
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    return report("standard output: cannot write", kRunError);
   }
   return 0;
 }

@@ -1,23 +1,22 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <iostream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "apps/batch_run.h"
+#include "apps/chat_prompt.h"
 #include "apps/chat_session.h"
 #include "apps/command.h"
 #include "apps/device_options.h"
 #include "apps/interrupt.h"
-#include "apps/prompt.h"
 #include "apps/sampling_options.h"
+#include "apps/strict_json.h"
+#include "apps/text_io.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/mapped_file.h"
 
 namespace braid {
 namespace {
@@ -25,6 +24,11 @@ namespace {
 constexpr const char* kDefaultModel = "demo:gemma4";
 constexpr const char* kDemoPrompt = "It was a cold morning, and the";
 constexpr int64_t kDefaultCompletionTokens = 128;
+
+std::string is_token_limit(const std::string& text) {
+  const bool bad = text.starts_with("-") ? text != "-1" : text.find_first_not_of('0') == text.npos;
+  return bad ? "expected 1 or more, or -1 for no limit" : "";
+}
 
 struct RunOptionsCli {
   DeviceOptions device;
@@ -47,24 +51,22 @@ struct RunOptionsCli {
 
 std::optional<std::string> find_prompt(const RunOptionsCli& options) {
   if (options.prompt) return options.prompt;
-  if (options.prompt_file == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
-  if (!options.prompt_file.empty()) return read_file(options.prompt_file);
-  if (options.chat) return std::nullopt;
+  if (!options.prompt_file.empty()) return read_input(options.prompt_file);
+  if (options.chat || !options.chat_template_file.empty()) return std::nullopt;
   if (options.device.model.starts_with("demo:")) return kDemoPrompt;
   if (isatty(STDIN_FILENO)) return std::nullopt;
-  return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  return read_input("-");
 }
 
-std::unique_ptr<ChatTemplate> load_chat_template(const RunOptionsCli& options,
-                                                 const LoadedModel& loaded) {
-  if (options.chat_template_file.empty()) return nullptr;
-  const Tokenizer& tokenizer = loaded.tokenizer();
-  const auto text = [&](std::optional<TokenId> id) {
-    return id ? std::string(tokenizer.token_text(*id)) : std::string();
-  };
-  return std::make_unique<ChatTemplate>(read_file(options.chat_template_file),
-                                        options.chat_template_file, text(tokenizer.bos_id()),
-                                        text(tokenizer.eos_id()));
+// What contradicts or would be ignored is refused before anything is loaded.
+void check(const RunOptionsCli& options) {
+  const bool batch = !options.prompts.empty();
+  const bool may_chat = options.chat || !options.chat_template_file.empty() || batch;
+  if (!batch && !options.output.empty()) throw UsageError("--output needs --prompts");
+  if (options.resume && options.output.empty()) throw UsageError("--resume needs --output");
+  if (!options.system.empty() && !may_chat) throw UsageError("--system needs --chat");
+  if (!options.thinking.empty() && !may_chat) throw UsageError("--thinking needs --chat");
+  options.sampling.check();
 }
 
 void print_stats(const EngineStats& stats) {
@@ -85,29 +87,30 @@ std::optional<bool> thinking_switch(const RunOptionsCli& options) {
   return options.thinking == "on";
 }
 
-// One prompt: the text streams to stdout, or one JSON object follows at the end.
+nlohmann::ordered_json to_json(const LoadedModel& loaded, const std::string& prompt,
+                               const std::vector<int32_t>& prompt_ids) {
+  nlohmann::ordered_json json;
+  json["model"] = loaded.origin();
+  json["prompt"] = prompt;
+  json["prompt_ids"] = prompt_ids;
+  return json;
+}
+
+// One prompt: it is printed (unless in a chat) and the text streams after it, or one JSON object
+// follows at the end.
 void run_once(const RunOptionsCli& options, Engine& engine, const LoadedModel& loaded,
-              const ChatTemplate* chat, const std::string& prompt) {
+              const ChatSettings& settings, const std::string& prompt) {
   GenerationRequest request;
-  if (chat != nullptr) {
-    ChatTemplateInputs inputs;
-    if (!options.system.empty()) {
-      inputs.messages.push_back({.role = "system", .content = options.system});
-    }
-    inputs.messages.push_back({.role = "user", .content = prompt});
-    inputs.enable_thinking = thinking_switch(options);
-    request.prompt = encode_chat(loaded, *chat, inputs);
-  } else {
-    request.prompt = encode_prompt(loaded, prompt);
-  }
+  request.prompt = encode_turn(loaded, settings, prompt);
   request.sampling = options.sampling.params(loaded.generation());
   request.stop = options.sampling.stop(loaded.generation());
   request.max_new_tokens =
-      options.max_tokens.value_or(chat != nullptr ? -1 : kDefaultCompletionTokens);
+      options.max_tokens.value_or(settings.chat != nullptr ? -1 : kDefaultCompletionTokens);
+  nlohmann::ordered_json json = to_json(loaded, prompt, request.prompt);
+  const size_t prompt_tokens = request.prompt.size();
   const RequestId id = engine.submit(std::move(request));
 
-  if (!options.json && chat == nullptr) std::fputs(prompt.c_str(), stdout);
-  std::fflush(stdout);
+  if (!options.json && settings.chat == nullptr) write_out(prompt);
   InterruptGuard interrupt;
   std::string text;
   std::vector<int32_t> ids;
@@ -117,48 +120,58 @@ void run_once(const RunOptionsCli& options, Engine& engine, const LoadedModel& l
     for (TokenEvent& event : engine.step()) {
       text += event.text;
       if (event.token) ids.push_back(event.token->token);
-      if (!options.json) {
-        std::fputs(event.text.c_str(), stdout);
-        std::fflush(stdout);
-      }
+      if (!options.json) write_out(event.text);
       last = std::move(event);
     }
   }
-  const EngineStats& stats = engine.stats();
   if (options.json) {
-    nlohmann::ordered_json json;
-    json["model"] = loaded.origin();
-    json["prompt"] = prompt;
+    const EngineStats& stats = engine.stats();
     json["text"] = text;
     json["ids"] = ids;
     json["finish_reason"] = finish_reason_name(*last.finish);
-    json["usage"] = {{"prompt_tokens", stats.prompt_tokens}, {"completion_tokens", ids.size()}};
+    if (!last.error.empty()) json["error"] = last.error;
+    json["usage"] = {{"prompt_tokens", prompt_tokens}, {"completion_tokens", ids.size()}};
     json["timings"] = {{"prefill_seconds", stats.prefill_seconds},
                        {"decode_seconds", stats.decode_seconds},
                        {"decode_tokens", stats.decode_tokens}};
-    std::puts(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
-  } else {
-    std::puts("");
+    write_out(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   }
-  std::fflush(stdout);  // before the statistics, which go to stderr
-  print_stats(stats);
+  write_out("\n");
+  print_stats(engine.stats());
   if (last.finish == FinishReason::kError) throw Error("{}", last.error);
   if (last.finish == FinishReason::kCancelled) throw Error("interrupted");
 }
 
 void run(const RunOptionsCli& options) {
   options.device.apply();
+  check(options);
   const bool batch = !options.prompts.empty();
-  if (!batch && !options.output.empty()) throw UsageError("--output needs --prompts");
-  if (options.resume && options.output.empty()) throw UsageError("--resume needs --output");
+  std::optional<BatchFiles> files;
+  if (batch) files.emplace(options.prompts, options.output);
   const std::optional<std::string> prompt = batch ? std::nullopt : find_prompt(options);
+  const bool interactive = !batch && !prompt;
+  if (interactive && options.json) throw UsageError("--json needs a prompt (-p or -f)");
 
   const LoadedModel loaded = options.device.load();
   spdlog::info("{}: {}", loaded.origin(), to_string(loaded.model().load_report()));
-  const std::unique_ptr<ChatTemplate> own_template = load_chat_template(options, loaded);
-  const bool interactive = !batch && !prompt;
-  const ChatTemplate* chat = own_template.get();
-  if (chat == nullptr && (options.chat || interactive)) chat = &loaded.chat_template();
+  std::optional<ChatTemplate> own_template;
+  if (!options.chat_template_file.empty()) {
+    own_template.emplace(loaded.make_chat_template(read_input(options.chat_template_file),
+                                                   options.chat_template_file));
+  }
+  if (interactive && !own_template && !loaded.has_chat_template() && !options.chat) {
+    throw Error("{}: no prompt, and no chat template to talk with; give a text with -p",
+                loaded.origin());
+  }
+  const bool uses_template = options.chat || interactive || own_template;
+  const ChatSettings settings{.chat = own_template    ? &*own_template
+                                      : uses_template ? &loaded.chat_template()
+                                                      : nullptr,
+                              .system = options.system,
+                              .thinking = thinking_switch(options)};
+  check_chat_settings(settings);
+  const SamplingParams sampling = options.sampling.params(loaded.generation());
+  const StopConditions stop = options.sampling.stop(loaded.generation());
 
   Engine engine(loaded, {.threads = options.device.thread_pool(),
                          .precision = options.device.precision(),
@@ -168,26 +181,24 @@ void run(const RunOptionsCli& options) {
                          .batch_tokens = options.batch_tokens,
                          .reuse_last = interactive});
   if (batch) {
-    const BatchOptions batch_options{
-        .prompts = options.prompts,
-        .output = options.output,
-        .resume = options.resume,
-        .sampling = options.sampling.params(loaded.generation()),
-        .stop = options.sampling.stop(loaded.generation()),
-        .max_new_tokens = options.max_tokens.value_or(kDefaultCompletionTokens)};
-    const bool complete = run_batch(engine, loaded, chat, batch_options);
+    const bool complete =
+        run_batch(engine, loaded, *files,
+                  {.chat = settings,
+                   .sampling = sampling,
+                   .stop = stop,
+                   .max_new_tokens = options.max_tokens.value_or(kDefaultCompletionTokens)},
+                  options.resume);
     print_stats(engine.stats());
-    if (!complete) throw Error("{}: not every line was generated; see the output", options.prompts);
+    if (!complete) throw Error("{}: not every line was generated; see the output", files->origin);
   } else if (interactive) {
-    run_chat_session(engine, loaded, *chat,
-                     {.system = options.system,
-                      .thinking = thinking_switch(options),
-                      .sampling = options.sampling.params(loaded.generation()),
-                      .stop = options.sampling.stop(loaded.generation()),
+    run_chat_session(engine, loaded,
+                     {.settings = settings,
+                      .sampling = sampling,
+                      .stop = stop,
                       .max_new_tokens = options.max_tokens.value_or(-1)});
     print_stats(engine.stats());
   } else {
-    run_once(options, engine, loaded, chat, *prompt);
+    run_once(options, engine, loaded, settings, *prompt);
   }
 }
 
@@ -198,22 +209,26 @@ void add_run_command(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("run", "Generate text: one prompt, a conversation, or a file of prompts");
   options->device.add_model(*command, kDefaultModel);
-  auto* prompt = command->add_option("-p,--prompt", options->prompt,
-                                     "Text to continue (or, with --chat, to answer)");
+  auto* prompt = command->add_option(
+      "-p,--prompt", options->prompt,
+      "Text to continue, or, with --chat, to answer (default: standard input; demo "
+      "models: a sentence)");
   command
       ->add_option("-f,--file", options->prompt_file,
                    "Read the prompt from a file (-: standard input)")
       ->excludes(prompt);
+  auto* prompt_file = command->get_option("--file");
   command->add_flag("--chat,--conversation", options->chat,
                     "Apply the chat template; without a prompt: an interactive session");
   command->add_option("--system,--system-prompt", options->system, "System message (chat)");
   command->add_option("--chat-template", options->chat_template_file,
-                      "Jinja file instead of the model's template");
+                      "Jinja file instead of the model's template; implies --chat");
   command->add_option("--thinking", options->thinking, "The template's enable_thinking switch")
       ->check(CLI::IsMember({"on", "off"}));
-  command->add_option(
-      "-n,--max-tokens,--n-predict", options->max_tokens,
-      "Most tokens to generate (-1: until the context is full; default 128, chat -1)");
+  command
+      ->add_option("-n,--max-tokens,--n-predict,--max-new-tokens", options->max_tokens,
+                   "Most tokens to generate (-1: until the context is full; default 128, chat -1)")
+      ->check(is_token_limit);
   command
       ->add_option("-c,--ctx-size,--max-model-len", options->context,
                    "Tokens of context (0: the model's, at most 32768)")
@@ -226,10 +241,13 @@ void add_run_command(CLI::App& app) {
   command
       ->add_option("--prompts", options->prompts,
                    "JSONL file (-: standard input): {\"prompt\": …}, {\"messages\": …} or "
-                   "{\"ids\": …} a line")
-      ->excludes(prompt);
-  command->add_option("-o,--output", options->output, "JSONL file for the results of --prompts");
-  command->add_flag("--resume", options->resume, "Keep the results that --output already holds");
+                   "{\"ids\": …} a line; blank lines are passed over")
+      ->excludes(prompt)
+      ->excludes(prompt_file);
+  command->add_option("-o,--output", options->output,
+                      "JSONL file for the results of --prompts (default: standard output)");
+  command->add_flag("--resume", options->resume,
+                    "Keep the results that --output holds and go on after them");
   command
       ->add_option("--max-sequences,--parallel", options->max_sequences,
                    "Prompts computed at a time")
@@ -242,8 +260,13 @@ void add_run_command(CLI::App& app) {
       "Examples:\n"
       "  braid run                                   the bundled model continues a sentence\n"
       "  braid run ./gemma-3-270m-it --chat          talk to a model folder\n"
+      "  braid run ./gemma-3-270m-it --chat -p 'Why is the sky blue?' --temp 0.7 --top-p 0.95\n"
       "  braid run gemma-3-270m.gguf -p 'Once upon a time' -n 64 --temp 0\n"
-      "  braid run ./model --prompts in.jsonl -o out.jsonl --max-sequences 16");
+      "  braid run ./model --prompts in.jsonl -o out.jsonl --max-sequences 16\n"
+      "A line of in.jsonl: {\"prompt\": \"Once\", \"max_tokens\": 32, \"temperature\": 0.5, "
+      "\"id\": 7}\n"
+      "Text goes to standard output, messages and rates to standard error. Exit codes: 0 done,\n"
+      "1 input or run error, 2 bad arguments.");
   command->callback([options] { run(*options); });
 }
 

@@ -19,13 +19,15 @@ struct SamplingOptions {
   std::optional<float> temperature, top_p, min_p;
   std::optional<int32_t> top_k;
   std::optional<float> repetition_penalty, presence_penalty, frequency_penalty;
-  std::optional<uint64_t> seed;
+  std::optional<int64_t> seed;          // -1: another each time, as without
   std::vector<std::string> logit_bias;  // "ID=BIAS"
   std::vector<std::string> stop_strings;
   std::vector<int32_t> stop_ids;
   bool ignore_eos = false;
 
   void add_to(CLI::App& command);
+  // Throws UsageError for a value no model can use: before the model is loaded.
+  void check() const;
   SamplingParams params(const GenerationDefaults& defaults) const;
   // Stop ids: the union of the model's and those given here; --ignore-eos removes the model's.
   StopConditions stop(const GenerationDefaults& defaults) const;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/check.h"
+
 namespace braid {
 namespace {
 
@@ -24,6 +26,12 @@ size_t width_of(const std::string& text) {
 }
 
 }  // namespace
+
+void Table::add(std::vector<std::string> row) {
+  BRAID_CHECK(row.size() == rows_.front().size(), "a row of {} cells in a table of {} columns",
+              row.size(), rows_.front().size());
+  rows_.push_back(std::move(row));
+}
 
 std::string Table::to_string() const {
   std::vector<size_t> widths(rows_.front().size());

@@ -9,7 +9,7 @@ namespace braid {
 class Table {
  public:
   explicit Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  void add(std::vector<std::string> row);  // as many cells as the header
   // Header, a rule, the rows; each line ends with a line break.
   std::string to_string() const;
 

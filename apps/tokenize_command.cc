@@ -1,16 +1,17 @@
-#include <cstdio>
-#include <iostream>
-#include <iterator>
+#include <fmt/format.h>
+
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "apps/command.h"
-#include "apps/device_options.h"
+#include "apps/json_fields.h"
+#include "apps/strict_json.h"
+#include "apps/text_io.h"
 #include "base/error.h"
-#include "base/mapped_file.h"
 #include "engine/demo_models.h"
-#include "engine/gguf_vocabulary.h"
+#include "engine/model_tokenizer.h"
 
 namespace braid {
 namespace {
@@ -27,14 +28,9 @@ struct TokenizeOptions {
 
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& model) {
   const ModelFiles files = ModelFiles::open(resolve_model(model), /*with_weights=*/false);
-  if (files.is_gguf()) return load_gguf_tokenizer(files.gguf());
-  if (!files.tokenizer_json()) {
-    throw Error("{}: there is no tokenizer.json; copy it from the model's original folder",
-                files.origin());
-  }
-  return make_tokenizer_from_json(*files.tokenizer_json(),
-                                  files.tokenizer_config_json().value_or(""),
-                                  files.origin() + "/tokenizer.json");
+  std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(files);
+  if (tokenizer == nullptr) fail_without_tokenizer(files.origin());
+  return tokenizer;
 }
 
 nlohmann::ordered_json describe(const Tokenizer& tokenizer, const std::vector<TokenId>& ids) {
@@ -44,55 +40,48 @@ nlohmann::ordered_json describe(const Tokenizer& tokenizer, const std::vector<To
   return json;
 }
 
-std::string dump(const nlohmann::ordered_json& json) {
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+void tokenize_lines(const Tokenizer& tokenizer, const std::string& path,
+                    const EncodeOptions& encode) {
+  const std::string text = read_input(path);
+  size_t number = 0;
+  for (const std::string_view line : split_lines(text)) {
+    ++number;
+    if (is_blank(line)) continue;
+    try {
+      const nlohmann::json json = parse_strict_json(line);
+      const JsonFields fields(json, "the line");
+      fields.allow_only({"text"});
+      if (!fields.has("text")) throw Error("\"text\" is missing");
+      write_out(dump_json(describe(tokenizer, tokenizer.encode(fields.string("text"), encode))) +
+                "\n");
+    } catch (const Error& error) {
+      throw Error("{}:{}: {}", path, number, error.what());
+    }
+  }
+}
+
+void print_table(const Tokenizer& tokenizer, const std::vector<TokenId>& ids) {
+  for (const TokenId id : ids) {
+    write_out(fmt::format("{:8}  {}{}\n", id,
+                          dump_json(nlohmann::json(std::string(tokenizer.token_text(id)))),
+                          tokenizer.is_special(id) ? "  (special)" : ""));
+  }
 }
 
 void run_tokenize(const TokenizeOptions& options) {
-  if (options.model.empty())
+  if (options.model.empty()) {
     throw UsageError("MODEL is required (a folder, a .gguf file, or demo:NAME)");
+  }
   const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(options.model);
   const EncodeOptions encode{
       .add_bos = tokenizer->adds_bos() && !options.no_bos,
       .special = options.plain ? SpecialTokens::kPlainText : SpecialTokens::kParse};
-  if (!options.jsonl.empty()) {
-    const std::string lines = options.jsonl == "-"
-                                  ? std::string(std::istreambuf_iterator<char>(std::cin), {})
-                                  : read_file(options.jsonl);
-    size_t number = 0;
-    for (size_t begin = 0; begin < lines.size();) {
-      const size_t end = std::min(lines.find('\n', begin), lines.size());
-      ++number;
-      const auto json =
-          nlohmann::json::parse(lines.begin() + begin, lines.begin() + end, nullptr, false);
-      if (!json.is_object() || !json.contains("text") || !json["text"].is_string()) {
-        throw Error("{}:{}: expected {{\"text\": …}}", options.jsonl, number);
-      }
-      std::puts(
-          dump(describe(*tokenizer, tokenizer->encode(json["text"].get<std::string>(), encode)))
-              .c_str());
-      begin = end + 1;
-    }
-    return;
-  }
-  std::string text;
-  if (options.text) {
-    text = *options.text;
-  } else if (!options.file.empty() && options.file != "-") {
-    text = read_file(options.file);
-  } else {
-    text = std::string(std::istreambuf_iterator<char>(std::cin), {});
-  }
+  if (!options.jsonl.empty()) return tokenize_lines(*tokenizer, options.jsonl, encode);
+  const std::string text =
+      options.text ? *options.text : read_input(options.file.empty() ? "-" : options.file);
   const std::vector<TokenId> ids = tokenizer->encode(text, encode);
-  if (options.json) {
-    std::puts(dump(describe(*tokenizer, ids)).c_str());
-    return;
-  }
-  for (const TokenId id : ids) {
-    const std::string token = nlohmann::json(std::string(tokenizer->token_text(id)))
-                                  .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    std::printf("%8d  %s%s\n", id, token.c_str(), tokenizer->is_special(id) ? "  (special)" : "");
-  }
+  if (!options.json) return print_table(*tokenizer, ids);
+  write_out(dump_json(describe(*tokenizer, ids)) + "\n");
 }
 
 }  // namespace
@@ -103,11 +92,18 @@ void add_tokenize_command(CLI::App& app) {
   auto* positional =
       command->add_option("MODEL", options->model, "Hugging Face folder, .gguf file, or demo:NAME");
   positional->excludes(command->add_option("-m,--model", options->model, "The same as MODEL"));
-  command->add_option("-p,--prompt,--text", options->text, "The text (default: standard input)");
-  command->add_option("-f,--file", options->file, "Read the text from a file");
-  command->add_option(
-      "--jsonl", options->jsonl,
-      "File with {\"text\": …} a line; prints {\"ids\": […], \"text\": decoded} for each");
+  auto* text = command->add_option("-p,--prompt,--text", options->text,
+                                   "The text (default: standard input)");
+  auto* file =
+      command
+          ->add_option("-f,--file", options->file, "Read the text from a file (-: standard input)")
+          ->excludes(text);
+  command
+      ->add_option("--jsonl", options->jsonl,
+                   "File (-: standard input) with {\"text\": …} a line; prints "
+                   "{\"ids\": […], \"text\": decoded} for each")
+      ->excludes(text)
+      ->excludes(file);
   command->add_flag("--no-bos", options->no_bos, "Do not put the begin-of-text token in front");
   command->add_flag("--no-special,--plain", options->plain,
                     "Treat special token strings as plain text");
@@ -115,7 +111,8 @@ void add_tokenize_command(CLI::App& app) {
                     "Print one JSON object: {\"ids\": […], \"text\": decoded}");
   command->footer(
       "Examples:\n  braid tokenize demo:gemma4 -p 'Hello world!'\n"
-      "  braid tokenize model.gguf --json < text.txt");
+      "  braid tokenize model.gguf --json < text.txt\n"
+      "  braid tokenize ./gemma-3-270m --jsonl texts.jsonl");
   command->callback([options] { run_tokenize(*options); });
 }
 
