@@ -46,6 +46,10 @@ function(_braid_isa_sources target)
     target_compile_definitions(${object} PRIVATE BRAID_ISA=${isa} BRAID_ISA_${isa}=1)
     # GCC 12 takes the deliberately undefined vectors of its own intrinsics for mistakes.
     target_compile_options(${object} PRIVATE ${flags_${isa}} -Wno-uninitialized -Wno-maybe-uninitialized)
+    if(BRAID_SANITIZE MATCHES "undefined")
+      # Kernels are unrolled templates: with a check at every step they take minutes to compile.
+      target_compile_options(${object} PRIVATE -fno-sanitize=undefined -O1)
+    endif()
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:${object}>)
   endforeach()
 endfunction()

@@ -19,7 +19,7 @@ struct StoredTensor {
   std::string file_name;  // its name in the file, if that differs
   std::string file;       // path of the file that holds it
   std::string dtype_name;
-  Weight weight;  // format null: a type no kernel reads (integers, ...); the rest is set
+  Weight weight;             // format null: a type no kernel reads (integers, ...); the rest is set
   int64_t stored_bytes = 0;  // in the file; 0 if the type's size is unknown
 };
 

@@ -1,5 +1,6 @@
-// tokenize_jsonl [tokenize] FOLDER --jsonl FILE [--no-bos]: what `braid tokenize` prints for the same
-// arguments, from tokenizer.json and tokenizer_config.json alone. Reads {"text": ...} lines, prints
+// tokenize_jsonl [tokenize] FOLDER --jsonl FILE [--no-bos]: what `braid tokenize` prints for the
+// same arguments, from tokenizer.json and tokenizer_config.json alone. Reads {"text": ...} lines,
+// prints
 // {"ids": [...], "text": decoded} lines. Used by tools/goldens/check_tokenizer.py.
 #include <cstdio>
 #include <ctime>
