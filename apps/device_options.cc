@@ -9,8 +9,9 @@ void DeviceOptions::add_model(CLI::App& command, const std::string& default_mode
   model = default_model;
   auto* positional = command.add_option(
       "MODEL", model, "Hugging Face folder, .gguf file, or demo:NAME (a bundled model)");
-  if (!default_model.empty()) positional->capture_default_str();
-  positional->excludes(command.add_option("-m,--model", model, "The same as MODEL"));
+  positional->option_text(default_model.empty() ? " " : "(default: " + default_model + ")");
+  positional->excludes(
+      command.add_option("-m,--model", model, "The same as MODEL")->option_text("MODEL"));
 }
 
 void DeviceOptions::add_to(CLI::App& command) {

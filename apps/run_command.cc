@@ -218,6 +218,7 @@ void add_run_command(CLI::App& app) {
                    "Read the prompt from a file (-: standard input)")
       ->excludes(prompt);
   auto* prompt_file = command->get_option("--file");
+  prompt_file->option_text("FILE");
   command->add_flag("--chat,--conversation", options->chat,
                     "Apply the chat template; without a prompt: an interactive session");
   command->add_option("--system,--system-prompt", options->system, "System message (chat)");
@@ -243,7 +244,9 @@ void add_run_command(CLI::App& app) {
                    "JSONL file (-: standard input): {\"prompt\": …}, {\"messages\": …} or "
                    "{\"ids\": …} a line; blank lines are passed over")
       ->excludes(prompt)
-      ->excludes(prompt_file);
+      ->excludes(prompt_file)
+      ->option_text("FILE");
+  prompt->option_text("TEXT");
   command->add_option("-o,--output", options->output,
                       "JSONL file for the results of --prompts (default: standard output)");
   command->add_flag("--resume", options->resume,

@@ -1,5 +1,6 @@
 #include "apps/text_io.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>

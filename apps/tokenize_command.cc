@@ -90,10 +90,13 @@ void add_tokenize_command(CLI::App& app) {
   auto options = std::make_shared<TokenizeOptions>();
   CLI::App* command = app.add_subcommand("tokenize", "Show the token ids of a text");
   auto* positional =
-      command->add_option("MODEL", options->model, "Hugging Face folder, .gguf file, or demo:NAME");
-  positional->excludes(command->add_option("-m,--model", options->model, "The same as MODEL"));
-  auto* text = command->add_option("-p,--prompt,--text", options->text,
-                                   "The text (default: standard input)");
+      command->add_option("MODEL", options->model, "Hugging Face folder, .gguf file, or demo:NAME")
+          ->option_text(" ");
+  positional->excludes(
+      command->add_option("-m,--model", options->model, "The same as MODEL")->option_text("MODEL"));
+  auto* text =
+      command->add_option("-p,--prompt,--text", options->text, "The text (default: standard input)")
+          ->option_text("TEXT");
   auto* file =
       command
           ->add_option("-f,--file", options->file, "Read the text from a file (-: standard input)")
@@ -103,7 +106,8 @@ void add_tokenize_command(CLI::App& app) {
                    "File (-: standard input) with {\"text\": …} a line; prints "
                    "{\"ids\": […], \"text\": decoded} for each")
       ->excludes(text)
-      ->excludes(file);
+      ->excludes(file)
+      ->option_text("FILE");
   command->add_flag("--no-bos", options->no_bos, "Do not put the begin-of-text token in front");
   command->add_flag("--no-special,--plain", options->plain,
                     "Treat special token strings as plain text");
