@@ -19,7 +19,7 @@ constexpr const char* kHelp =
     "/system TEXT   set the system message and forget the conversation\n"
     "/undo          forget the last question and its reply\n"
     "/exit          end (or Ctrl-D)\n"
-    "Ctrl-C stops a reply.\n";
+    "Ctrl-C stops a reply; at the prompt it ends the session.\n";
 
 class ChatSession {
  public:

@@ -14,7 +14,8 @@ struct ChatOptions {
 };
 
 // A conversation on the terminal: each line is a user turn, the reply streams. Ctrl-C stops the
-// reply and keeps what was said; /help lists the commands. Ends at /exit or the end of input.
+// reply and keeps what was said; /help lists the commands. Ends at /exit, the end of input, or
+// Ctrl-C at the prompt.
 void run_chat_session(Engine& engine, const LoadedModel& loaded, const ChatOptions& options);
 
 }  // namespace braid

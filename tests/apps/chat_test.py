@@ -1,8 +1,10 @@
+import fcntl
 import os
 import pty
 import select
 import signal
 import subprocess
+import termios
 import time
 import unittest
 
@@ -24,8 +26,6 @@ class Terminal:
 
     @staticmethod
     def take_terminal():
-        import fcntl
-        import termios
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     def read(self, seconds):
@@ -88,6 +88,16 @@ class TerminalChatTest(CliCase):
         chat = self.open("-n", "4")
         chat.type("\x04")
         self.assertEqual(chat.finish(), 0)
+
+    def test_interrupt_at_the_prompt_ends_the_session(self):
+        chat = self.open("-n", "4")
+        chat.type("half a line")
+        chat.wait_for("half a line")
+        chat.type("\x03")
+        self.assertEqual(chat.finish(), -signal.SIGINT)
+        # And leaves the terminal as it was.
+        flags = termios.tcgetattr(chat.fd)[3]
+        self.assertTrue(flags & termios.ECHO and flags & termios.ICANON)
 
     def test_interrupt_stops_the_reply_only(self):
         chat = self.open("-n", "5000", "--ignore-eos")

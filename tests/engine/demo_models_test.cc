@@ -62,7 +62,7 @@ TEST_P(DemoModelTest, HeldOutTextIsAsLikelyAsInTheReference) {
   const auto expected = nll["chunk_nats"].get<std::vector<double>>();
 
   const Model& model = loaded_->model();
-  ThreadPool threads;
+  ThreadPool threads({.num_threads = 1});
   Stream stream(threads);
   CachePool pool(model.cache_layout(),
                  {.kv_dtype = DType::kF32, .max_tokens = context, .max_step_tokens = context});
@@ -84,7 +84,6 @@ TEST_P(DemoModelTest, HeldOutTextIsAsLikelyAsInTheReference) {
 
 TEST_P(DemoModelTest, GreedyContinuationsAreTheReferences) {
   EngineOptions options = testing::exact_options();
-  options.threads = {};
   options.max_sequences = 8;
   Engine engine(*loaded_, options);
   std::map<RequestId, testing::Reply> replies;
