@@ -261,7 +261,11 @@ void Engine::accept_token(Sequence& sequence, TokenEvent& event) {
 void Engine::finish(Sequence& sequence, TokenEvent& event, FinishReason reason) {
   if (sequence.decoder && !sequence.stop.stopped()) {
     event.text += sequence.stop.feed(sequence.decoder->flush());
-    if (!sequence.stop.stopped()) event.text += sequence.stop.finish();
+    if (!sequence.stop.stopped()) {
+      event.text += sequence.stop.finish();
+    } else if (reason == FinishReason::kLength) {
+      reason = FinishReason::kStop;  // the bytes that were held back completed a stop string
+    }
   }
   event.finish = reason;
   sequence.finished = true;
