@@ -56,7 +56,7 @@ def hf_config(c):
 
 def generation_config():
     return {"bos_token_id": 2, "eos_token_id": EOS, "pad_token_id": 0, "do_sample": True,
-            "temperature": 0.7, "top_k": 40, "top_p": 0.95}
+            "temperature": 0.9, "top_k": 40, "top_p": 0.95}
 
 
 def export(model, folder):
