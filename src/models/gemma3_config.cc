@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "models/gemma_config.h"
 
 namespace braid {
 namespace {
@@ -15,7 +16,7 @@ constexpr int64_t kPatternPeriod = 6;  // the last layer of each period is full
 
 void check(const Gemma3Config& config, const std::string& origin) {
   const auto positive = [&](int64_t value, const char* field) {
-    if (value <= 0) throw Error("{}: {} is {}; it must be positive", origin, field, value);
+    require_positive(origin, field, value);
   };
   positive(config.vocab_size, "vocab_size");
   positive(config.hidden_size, "hidden_size");
@@ -39,21 +40,7 @@ std::vector<bool> periodic_pattern(int64_t num_layers, int64_t period) {
 }
 
 std::vector<bool> read_pattern(const ConfigReader& text, int64_t num_layers) {
-  if (const auto types = text.find_strings("layer_types")) {
-    if (static_cast<int64_t>(types->size()) != num_layers) {
-      text.fail("layer_types",
-                fmt::format("has {} entries for {} layers", types->size(), num_layers));
-    }
-    std::vector<bool> sliding(num_layers);
-    for (int64_t i = 0; i < num_layers; ++i) {
-      const std::string& type = (*types)[i];
-      if (type != "sliding_attention" && type != "full_attention") {
-        text.fail("layer_types", fmt::format("entry {}: unknown type '{}'", i, type));
-      }
-      sliding[i] = type == "sliding_attention";
-    }
-    return sliding;
-  }
+  if (auto sliding = find_sliding_layers(text, num_layers)) return *sliding;
   for (const char* key : {"sliding_window_pattern", "_sliding_window_pattern"}) {
     if (const auto period = text.find_integer(key)) {
       if (*period <= 0) text.fail(key, "must be positive");
@@ -86,19 +73,12 @@ void read_ropes(const ConfigReader& text, Gemma3Config& config) {
 }
 
 void refuse_unimplemented(const ConfigReader& text) {
-  if (text.find_boolean("attention_bias").value_or(false)) {
-    text.fail("attention_bias", "biases are not implemented");
-  }
+  refuse_unimplemented_gemma(text);
   if (text.has("attn_logit_softcapping")) {
     text.fail("attn_logit_softcapping", "is not implemented (must be null)");
   }
   if (text.find_boolean("use_bidirectional_attention").value_or(false)) {
     text.fail("use_bidirectional_attention", "is not implemented (must be false)");
-  }
-  const std::string activation =
-      text.find_string("hidden_activation").value_or("gelu_pytorch_tanh");
-  if (activation != "gelu_pytorch_tanh") {
-    text.fail("hidden_activation", "'" + activation + "' is not implemented (gelu_pytorch_tanh)");
   }
 }
 
@@ -127,7 +107,7 @@ Gemma3Config Gemma3Config::from_json(const ConfigReader& file) {
   config.tied_head = text.find_boolean("tie_word_embeddings")
                          .value_or(file.find_boolean("tie_word_embeddings").value_or(true));
   const int64_t num_layers = text.integer("num_hidden_layers");
-  if (num_layers <= 0 || num_layers > 100000) text.fail("num_hidden_layers", "must be positive");
+  if (!is_layer_count(num_layers)) text.fail("num_hidden_layers", "must be positive");
   config.sliding = read_pattern(text, num_layers);
   read_ropes(text, config);
   check(config, file.origin());
@@ -152,7 +132,7 @@ Gemma3Config Gemma3Config::from_gguf(const GgufMetadata& metadata, const WeightM
     config.final_logit_softcap = static_cast<float>(*cap);
   }
   const int64_t num_layers = metadata.integer(key("block_count"));
-  if (num_layers <= 0 || num_layers > 100000) metadata.fail(key("block_count"), "must be positive");
+  if (!is_layer_count(num_layers)) metadata.fail(key("block_count"), "must be positive");
   config.sliding =
       metadata.find_booleans_per_layer(key("attention.sliding_window_pattern"), num_layers)
           .value_or(periodic_pattern(num_layers, kPatternPeriod));

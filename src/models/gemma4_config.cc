@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "models/gemma_config.h"
 
 namespace braid {
 namespace {
@@ -32,7 +33,7 @@ void set_kv_donors(Gemma4Config& config, int64_t num_shared, const std::string& 
 
 void check(const Gemma4Config& config, const std::string& origin) {
   const auto positive = [&](int64_t value, const char* field) {
-    if (value <= 0) throw Error("{}: {} is {}; it must be positive", origin, field, value);
+    require_positive(origin, field, value);
   };
   positive(config.vocab_size, "vocab_size");
   positive(config.hidden_size, "hidden_size");
@@ -61,35 +62,15 @@ void check(const Gemma4Config& config, const std::string& origin) {
 }
 
 std::vector<bool> read_sliding_pattern(const ConfigReader& text, int64_t num_layers) {
+  if (auto sliding = find_sliding_layers(text, num_layers)) return *sliding;
   std::vector<bool> sliding(num_layers);
-  if (const auto types = text.find_strings("layer_types")) {
-    if (static_cast<int64_t>(types->size()) != num_layers) {
-      text.fail("layer_types",
-                fmt::format("has {} entries for {} layers", types->size(), num_layers));
-    }
-    for (int64_t i = 0; i < num_layers; ++i) {
-      const std::string& type = (*types)[i];
-      if (type != "sliding_attention" && type != "full_attention") {
-        text.fail("layer_types", fmt::format("entry {}: unknown type '{}'", i, type));
-      }
-      sliding[i] = type == "sliding_attention";
-    }
-  } else {
-    for (int64_t i = 0; i < num_layers; ++i) sliding[i] = (i + 1) % 6 != 0;
-    sliding[num_layers - 1] = false;
-  }
+  for (int64_t i = 0; i < num_layers; ++i) sliding[i] = (i + 1) % 6 != 0;
+  sliding[num_layers - 1] = false;
   return sliding;
 }
 
 void refuse_unimplemented(const ConfigReader& text) {
-  if (text.find_boolean("attention_bias").value_or(false)) {
-    text.fail("attention_bias", "biases are not implemented");
-  }
-  const std::string activation =
-      text.find_string("hidden_activation").value_or("gelu_pytorch_tanh");
-  if (activation != "gelu_pytorch_tanh") {
-    text.fail("hidden_activation", "'" + activation + "' is not implemented (gelu_pytorch_tanh)");
-  }
+  refuse_unimplemented_gemma(text);
   // "vision" changes the masks of image tokens only.
   if (text.has("use_bidirectional_attention") &&
       text.find_string("use_bidirectional_attention") != "vision") {
@@ -144,7 +125,7 @@ Gemma4Config Gemma4Config::from_json(const ConfigReader& file) {
   }
 
   const int64_t num_layers = text.integer("num_hidden_layers");
-  if (num_layers <= 0 || num_layers > 100000) text.fail("num_hidden_layers", "must be positive");
+  if (!is_layer_count(num_layers)) text.fail("num_hidden_layers", "must be positive");
   const std::vector<bool> sliding = read_sliding_pattern(text, num_layers);
   const int64_t head_dim = text.find_integer("head_dim").value_or(256);
   const int64_t kv_heads = text.integer("num_key_value_heads");
@@ -222,7 +203,7 @@ Gemma4Config Gemma4Config::from_gguf(const GgufMetadata& metadata, const WeightM
   config.per_layer_vocab_size = config.vocab_size;
 
   const int64_t num_layers = metadata.integer(key("block_count"));
-  if (num_layers <= 0 || num_layers > 100000) metadata.fail(key("block_count"), "must be positive");
+  if (!is_layer_count(num_layers)) metadata.fail(key("block_count"), "must be positive");
   const auto kv_heads =
       metadata.find_integers_per_layer(key("attention.head_count_kv"), num_layers);
   const auto widths = metadata.find_integers_per_layer(key("feed_forward_length"), num_layers);
