@@ -31,7 +31,18 @@ struct SharesKvOf {
   int64_t layer = 0;
   bool operator==(const SharesKvOf&) const = default;
 };
-using LayerCache = std::variant<NoCache, FullKv, WindowKv, SharesKvOf>;
+// The state of a Gated DeltaNet layer and the last inputs of its convolution: the same memory
+// however long the sequence. See ops/gated_delta/recurrent_store.h.
+struct RecurrentState {
+  int64_t key_heads = 0;
+  int64_t value_heads = 0;
+  int64_t key_dim = 0;
+  int64_t value_dim = 0;
+  int64_t conv_channels = 0;
+  int64_t conv_width = 0;
+  bool operator==(const RecurrentState&) const = default;
+};
+using LayerCache = std::variant<NoCache, FullKv, WindowKv, SharesKvOf, RecurrentState>;
 
 // Declared by the model, one entry a layer.
 struct CacheLayout {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ops/attention/paged_kv.h"
+#include "ops/gated_delta/recurrent_store.h"
 #include "ops/linear/linear.h"
 #include "tensor/stream.h"
 #include "tensor/workspace.h"
@@ -31,6 +32,22 @@ struct StepContext {
     std::span<const SequenceRows> sequences;
   };
   std::span<const LayerKv> layer_kv;
+
+  // Per layer: its slots, and what to do with those of the step's sequences. Empty for layers
+  // without a recurrent state.
+  struct LayerRecurrent {
+    RecurrentLayer store;
+    std::span<const RecurrentRows> sequences;
+  };
+  std::span<const LayerRecurrent> layer_recurrent;
+
+  // For draft models that start from another model's hidden states: [tokens, its hidden size].
+  TensorView backbone_hidden;
+  // If wanted, the model leaves here what a draft model starts from, a row for each token, in the
+  // workspace: hidden states after the final norm [tokens, hidden] (of the Gemma assistants: after
+  // their output projection).
+  bool wants_hidden = false;
+  TensorView hidden;
 
   // If set, called with each layer's output [tokens, hidden] (and the embedding as layer -1).
   struct Observer {

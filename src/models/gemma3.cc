@@ -80,12 +80,17 @@ CacheLayout Gemma3::cache_layout() const {
   return layout;
 }
 
-TensorView Gemma3::forward(StepContext& step) const {
+TensorView Gemma3::embed(StepContext& step) const {
   // The reference multiplies by √hidden held in the table's run-time type.
   float root = static_cast<float>(std::sqrt(static_cast<double>(config_.hidden_size)));
   if (step.precision == ActivationPrecision::kBF16) root = to_float(to_bfloat16(root));
   const TensorView x = step.workspace.take(DType::kF32, {step.num_tokens(), config_.hidden_size});
   embedding(step.stream, embedding_.weight(), step.token_ids, root, x);
+  return x;
+}
+
+TensorView Gemma3::forward(StepContext& step) const {
+  const TensorView x = embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);
   const Rotary::Tables sliding = sliding_rope_.tables(step);
   const Rotary::Tables full = full_rope_.tables(step);
@@ -134,8 +139,14 @@ TensorView Gemma3::attend_block(StepContext& step, int64_t index, const Rotary::
 TensorView Gemma3::logits(StepContext& step, const TensorView& x) const {
   const TensorView rows = step.workspace.take(
       DType::kF32, {static_cast<int64_t>(step.logits_rows.size()), config_.hidden_size});
-  gather_rows(step.stream, x, step.logits_rows, rows);
-  const TensorView logits = head_.run(step, final_norm_.run(step, rows));
+  if (step.wants_hidden) {
+    step.hidden = final_norm_.run(step, x);
+    gather_rows(step.stream, step.hidden, step.logits_rows, rows);
+  } else {
+    gather_rows(step.stream, x, step.logits_rows, rows);
+    final_norm_.run_in_place(step, rows);
+  }
+  const TensorView logits = head_.run(step, rows);
   if (config_.final_logit_softcap) softcap(step.stream, logits, *config_.final_logit_softcap);
   return logits;
 }

@@ -144,8 +144,14 @@ void Gemma4::inject_per_layer_input(StepContext& step, const PerLayerInput& inje
 TensorView Gemma4::logits(StepContext& step, const TensorView& x) const {
   const TensorView rows = step.workspace.take(
       DType::kF32, {static_cast<int64_t>(step.logits_rows.size()), config_.hidden_size});
-  gather_rows(step.stream, x, step.logits_rows, rows);
-  const TensorView logits = head_.run(step, final_norm_.run(step, rows));
+  if (step.wants_hidden) {
+    step.hidden = final_norm_.run(step, x);
+    gather_rows(step.stream, step.hidden, step.logits_rows, rows);
+  } else {
+    gather_rows(step.stream, x, step.logits_rows, rows);
+    final_norm_.run_in_place(step, rows);
+  }
+  const TensorView logits = head_.run(step, rows);
   if (config_.final_logit_softcap) softcap(step.stream, logits, *config_.final_logit_softcap);
   return logits;
 }

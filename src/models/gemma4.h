@@ -31,6 +31,7 @@ class Gemma4 : public Model {
   CacheLayout cache_layout() const override;
   LayerInfo layer_info(int64_t layer) const override;
   const LoadReport& load_report() const override { return load_report_; }
+  TensorView embed(StepContext& step) const override;
   TensorView forward(StepContext& step) const override;
 
  private:
@@ -68,7 +69,6 @@ class Gemma4 : public Model {
   Layer bind_layer(WeightBinder& binder, int64_t index) const;
   void bind_moe(WeightBinder& binder, const std::string& prefix, Moe& moe, LayerInfo& info) const;
 
-  TensorView embed(StepContext& step) const;
   TensorView per_layer_inputs(StepContext& step, const TensorView& x) const;
   void decoder_layer(StepContext& step, int64_t index, const Shared& shared,
                      const TensorView& x) const;

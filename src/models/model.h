@@ -33,6 +33,18 @@ class Model {
   virtual LayerInfo layer_info(int64_t layer) const = 0;
   virtual const LoadReport& load_report() const = 0;
 
+  // Embeddings of the step's tokens as the first layer gets them, [tokens, hidden_size], in the
+  // step's workspace.
+  virtual TensorView embed(StepContext& step) const = 0;
+
+  // The multi-token-prediction head that came with the checkpoint, a model of its own that shares
+  // this one's weights and lives as long; its steps carry backbone_hidden. Null: there is none.
+  virtual const Model* draft_head() const { return nullptr; }
+
+  // Prompts are best split at multiples of this many tokens: then their results do not depend on
+  // how they were split. 1: anywhere.
+  virtual int64_t prefill_alignment() const { return 1; }
+
   // Runs the step's rows through all layers, writes their keys and values to the cache, and returns
   // float32 logits [step.logits_rows.size(), vocab_size], in the step's workspace.
   virtual TensorView forward(StepContext& step) const = 0;

@@ -16,6 +16,8 @@ struct SequenceStep {
   SequenceState* sequence = nullptr;
   std::span<const int32_t> tokens;  // at least one
   WantedLogits logits = WantedLogits::kLast;
+  // false: the new tokens stay reserved until the caller commits some of them (or none).
+  bool commit = true;
 };
 
 // Who computes how many tokens in one forward pass. Each sequence appears at most once.
@@ -25,7 +27,7 @@ struct StepPlan {
   int64_t num_tokens() const;
 };
 
-// After a step that did not commit by itself: sequence i keeps its first counts[i] new tokens.
+// After a step in which no sequence committed by itself: sequence i keeps its first counts[i] new tokens.
 void commit(const StepPlan& plan, std::span<const int64_t> counts);
 
 }  // namespace braid

@@ -43,6 +43,15 @@ class FakeModel : public Model {
     return static_cast<float>(sum % 9973 + column);
   }
 
+  // The embedding of a token is its id, four times.
+  TensorView embed(StepContext& step) const override {
+    const TensorView x = step.workspace.take(DType::kF32, {step.num_tokens(), hidden_size()});
+    for (int64_t t = 0; t < step.num_tokens(); ++t) {
+      std::fill_n(x.row<float>(t), hidden_size(), static_cast<float>(step.token_ids[t]));
+    }
+    return x;
+  }
+
   TensorView forward(StepContext& step) const override {
     if (fail) throw Error("the fake model was told to fail");
     if (step.observer != nullptr) step.observer->layer_output(-1, TensorView());

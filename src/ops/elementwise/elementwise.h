@@ -14,6 +14,16 @@ namespace braid {
 void gelu_tanh_mul(Stream& stream, const TensorView& gate, const TensorView& up,
                    const TensorView& y);
 
+// y = silu(gate) ⊙ up, silu(x) = x·sigmoid(x). y may be gate or up.
+void silu_mul(Stream& stream, const TensorView& gate, const TensorView& up, const TensorView& y);
+
+// x *= sigmoid(gate)
+void sigmoid_mul(Stream& stream, const TensorView& x, const TensorView& gate);
+
+// x[t] += sigmoid(gate[t]) · y[t].  gate: [rows, 1].
+void add_sigmoid_scaled(Stream& stream, const TensorView& x, const TensorView& y,
+                        const TensorView& gate);
+
 // x += y
 void add(Stream& stream, const TensorView& x, const TensorView& y);
 

@@ -15,4 +15,9 @@ void rms_norm(Stream& stream, const TensorView& x, const TensorView& weight, flo
 void add_rms_norm(Stream& stream, const TensorView& x, const TensorView& weight, float epsilon,
                   const TensorView& residual);
 
+// y = rms_norm(x) ⊙ silu(gate): the output norm of Gated DeltaNet, statistics per head.
+// x, gate, y: [tokens, heads, width] float32, y may be x; weight: [width], as it is multiplied.
+void gated_rms_norm(Stream& stream, const TensorView& x, const TensorView& gate,
+                    const TensorView& weight, float epsilon, const TensorView& y);
+
 }  // namespace braid
