@@ -42,6 +42,7 @@ void check_options(const CacheOptions& options) {
   check_range("max_sequences", options.max_sequences, 1, kMaxInt32);
   check_range("max_sequence_tokens", options.max_sequence_tokens, 1, kMaxInt32);
   check_range("max_step_tokens", options.max_step_tokens, 1, kMaxInt32);
+  check_range("max_logged_tokens", options.max_logged_tokens, 0, options.max_step_tokens);
 }
 
 // The most pages that max_sequences sequences of max_tokens tokens together can need: each may end
@@ -71,6 +72,27 @@ void size_group(CacheGroup& group, const CacheOptions& o) {
   group.bytes_per_token = checked_product(bytes, static_cast<int64_t>(group.layers.size()), o);
   group.page_bytes = checked_product(group.bytes_per_token, o.page_tokens, o);
   group.size_bytes = checked_product(group.page_bytes, group.num_pages, o);
+}
+
+int find_or_add_group(std::vector<RecurrentGroup>& groups, const RecurrentState& shape) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].shape == shape) return static_cast<int>(g);
+  }
+  groups.push_back({.shape = shape});
+  return static_cast<int>(groups.size()) - 1;
+}
+
+void size_group(RecurrentGroup& group, const CacheOptions& o) {
+  const RecurrentState& s = group.shape;
+  const int64_t state = s.value_heads * s.value_dim * s.key_dim;
+  const int64_t log_entry =
+      s.conv_channels + s.key_heads * s.key_dim + s.value_heads * s.value_dim + s.value_heads;
+  int64_t floats = checked_product(log_entry, o.max_logged_tokens, o);
+  floats += state + (s.conv_width - 1) * s.conv_channels;
+  group.num_slots = std::min(o.max_sequences, o.max_tokens);
+  group.slot_bytes = checked_product(floats * dtype_bytes(DType::kF32),
+                                     static_cast<int64_t>(group.layers.size()), o);
+  group.size_bytes = checked_product(group.slot_bytes, group.num_slots, o);
 }
 
 int find_or_add_group(std::vector<CacheGroup>& groups, int64_t num_kv_heads, int64_t head_dim,
@@ -114,18 +136,28 @@ CachePlan plan_cache(const CacheLayout& layout, const CacheOptions& options) {
                       plan.layers[shared->layer].owner == shared->layer,
                   "layer {} shares the keys and values of layer {}", layer, shared->layer);
       entry = plan.layers[shared->layer];
+    } else if (const auto* state = std::get_if<RecurrentState>(&declared)) {
+      BRAID_CHECK(state->key_heads > 0 && state->value_heads > 0 && state->key_dim > 0 &&
+                      state->value_dim > 0 && state->conv_channels > 0 && state->conv_width > 0,
+                  "layer {}: a recurrent state without extent", layer);
+      entry.recurrent_group = find_or_add_group(plan.recurrent_groups, *state);
+      plan.recurrent_groups[entry.recurrent_group].layers.push_back(layer);
     }
     if (entry.owner == layer) plan.groups[entry.group].layers.push_back(layer);
     plan.layers.push_back(entry);
   }
 
   int64_t total = 0;
-  for (CacheGroup& group : plan.groups) {
-    size_group(group, plan.options);
-    if (__builtin_add_overflow(total, group.size_bytes, &total)) {
-      throw Error("cache: max_tokens {} needs more memory than can be named", options.max_tokens);
+  const auto size = [&](auto& groups) {
+    for (auto& group : groups) {
+      size_group(group, plan.options);
+      if (__builtin_add_overflow(total, group.size_bytes, &total)) {
+        throw Error("cache: max_tokens {} needs more memory than can be named", options.max_tokens);
+      }
     }
-  }
+  };
+  size(plan.groups);
+  size(plan.recurrent_groups);
   return plan;
 }
 
@@ -145,8 +177,14 @@ int64_t CachePlan::window_bytes_per_token() const {
   return sum;
 }
 
-int64_t CachePlan::sequence_bytes(int64_t num_tokens) const {
+int64_t CachePlan::recurrent_bytes_per_sequence() const {
   int64_t sum = 0;
+  for (const RecurrentGroup& group : recurrent_groups) sum += group.slot_bytes;
+  return sum;
+}
+
+int64_t CachePlan::sequence_bytes(int64_t num_tokens) const {
+  int64_t sum = num_tokens > 0 ? recurrent_bytes_per_sequence() : 0;
   for (const CacheGroup& group : groups) {
     sum += pages_for_tokens(group, options.page_tokens, num_tokens) * group.page_bytes;
   }
@@ -156,6 +194,7 @@ int64_t CachePlan::sequence_bytes(int64_t num_tokens) const {
 int64_t CachePlan::size_bytes() const {
   int64_t sum = 0;
   for (const CacheGroup& group : groups) sum += group.size_bytes;
+  for (const RecurrentGroup& group : recurrent_groups) sum += group.size_bytes;
   return sum;
 }
 

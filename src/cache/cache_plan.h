@@ -18,6 +18,9 @@ struct CacheOptions {
   int64_t max_sequences = 1;
   int64_t max_sequence_tokens = 0;  // longest sequence; 0: max_tokens
   int64_t max_step_tokens = 512;    // most tokens one sequence may have reserved at a time
+  // Layouts with recurrent layers: most tokens of a step that may be taken back (drafts and the
+  // token before them). 0: none can.
+  int64_t max_logged_tokens = 0;
 };
 
 // Layers with equal declarations. A page id means the same page in each of them.
@@ -37,6 +40,16 @@ struct CacheGroup {
   bool is_full() const { return window == 0; }
 };
 
+// Recurrent layers with equal declarations. A slot number means the same sequence in each of them.
+struct RecurrentGroup {
+  RecurrentState shape;
+  std::vector<int64_t> layers;  // ascending
+
+  int64_t num_slots = 0;
+  int64_t slot_bytes = 0;  // all layers, the log included
+  int64_t size_bytes = 0;  // address space; memory is taken slot by slot on first use
+};
+
 // What a layout needs under given options: pure arithmetic, nothing is allocated.
 //
 // A window group keeps a ring of pages for window - 1 + max_step_tokens tokens, plus one page: rows
@@ -46,16 +59,20 @@ struct CacheGroup {
 struct CachePlan {
   CacheOptions options;  // with max_sequence_tokens resolved
   std::vector<CacheGroup> groups;
+  std::vector<RecurrentGroup> recurrent_groups;
 
   struct Layer {
-    int group = -1;      // -1: remembers nothing
+    int group = -1;      // -1: no keys and values
     int64_t owner = -1;  // the layer whose keys and values it reads: itself, or its donor
+    int recurrent_group = -1;
   };
   std::vector<Layer> layers;
 
   // Sums over the full and over the window groups.
   int64_t full_bytes_per_token() const;
   int64_t window_bytes_per_token() const;
+  // What the recurrent layers of one sequence take, however long it is.
+  int64_t recurrent_bytes_per_sequence() const;
   // Memory that one sequence of `num_tokens` tokens holds between steps.
   int64_t sequence_bytes(int64_t num_tokens) const;
   int64_t size_bytes() const;

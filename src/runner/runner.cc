@@ -33,20 +33,26 @@ void check_tokens(const StepPlan& plan, int64_t vocab_size, int64_t max_step_tok
   }
 }
 
-// Forgets what the plan's sequences have reserved, unless told to keep it.
+// Forgets what the plan's sequences have reserved, unless told to keep it. Once the forward pass
+// has begun, their recurrent states are not what they were.
 class ReservationGuard {
  public:
   explicit ReservationGuard(const StepPlan& plan) : plan_(&plan) {}
   ~ReservationGuard() {
     if (plan_ == nullptr) return;
-    for (const SequenceStep& step : plan_->sequences) step.sequence->commit(0);
+    for (const SequenceStep& step : plan_->sequences) {
+      if (began_) step.sequence->invalidate();
+      step.sequence->commit(0);
+    }
   }
+  void begin() { began_ = true; }
   ReservationGuard(const ReservationGuard&) = delete;
   ReservationGuard& operator=(const ReservationGuard&) = delete;
   void keep() { plan_ = nullptr; }
 
  private:
   const StepPlan* plan_;
+  bool began_ = false;
 };
 
 }  // namespace
@@ -57,11 +63,13 @@ Runner::Runner(const Model& model, CachePool& pool, Stream& stream, const Runner
       stream_(stream),
       precision_(options.precision),
       workspace_(options.workspace_bytes, stream.device()),
-      group_rows_(pool.num_groups()) {
+      group_rows_(pool.num_groups()),
+      recurrent_rows_(pool.num_recurrent_groups()) {
   BRAID_CHECK(pool.num_layers() == model.num_layers(), "a cache of {} layers for a model of {}",
               pool.num_layers(), model.num_layers());
   for (int64_t layer = 0; layer < pool.num_layers(); ++layer) {
     layer_kv_.push_back({pool.layer_kv(layer), {}});
+    layer_recurrent_.push_back({pool.layer_recurrent(layer), {}});
   }
 }
 
@@ -83,7 +91,11 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
                    .positions = positions_,
                    .logits_rows = logits_rows_,
                    .layer_kv = layer_kv_,
+                   .layer_recurrent = layer_recurrent_,
+                   .backbone_hidden = options.backbone_hidden,
+                   .wants_hidden = options.wants_hidden,
                    .observer = options.observer};
+  guard.begin();
   const TensorView logits = model_.forward(step);
   if (!rows_.empty()) {
     BRAID_CHECK(logits.rank() == 2 && logits.dim(0) == static_cast<int64_t>(rows_.size()) &&
@@ -92,10 +104,17 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
     find_nonfinite_rows(logits);
     result.logits = logits;
   }
+  if (options.wants_hidden) {
+    BRAID_CHECK(step.hidden.rank() == 2 && step.hidden.dim(0) == step.num_tokens(),
+                "hidden states {} for {} tokens", to_string(step.hidden.shape()),
+                step.num_tokens());
+    result.hidden = step.hidden;
+  }
   result.rows = rows_;
   guard.keep();
-  if (options.commit) {
-    for (const SequenceStep& s : plan.sequences) s.sequence->commit(s.sequence->reserved());
+  for (const SequenceStep& s : plan.sequences) {
+    s.sequence->set_written(/*logged=*/!s.commit);
+    if (s.commit) s.sequence->commit(s.sequence->reserved());
   }
   return result;
 }
@@ -107,6 +126,10 @@ bool Runner::reserve_all(const StepPlan& plan, StepResult& result) {
     BRAID_CHECK(sequence.reserved() == 0,
                 "sequence {} of the plan appears twice or has uncommitted tokens", i);
     const int64_t count = static_cast<int64_t>(plan.sequences[i].tokens.size());
+    BRAID_CHECK(plan.sequences[i].commit || pool_.num_recurrent_groups() == 0 ||
+                    count <= pool_.plan().options.max_logged_tokens,
+                "sequence {} of the plan: {} tokens in a log of {}", i, count,
+                pool_.plan().options.max_logged_tokens);
     if (sequence.reserve(count)) continue;
     result.status =
         count > sequence.remaining_tokens() ? StepStatus::kSequenceTooLong : StepStatus::kCacheFull;
@@ -122,6 +145,7 @@ void Runner::lay_flat(const StepPlan& plan) {
   positions_.clear();
   logits_rows_.clear();
   for (auto& rows : group_rows_) rows.clear();
+  for (auto& rows : recurrent_rows_) rows.clear();
 
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
     const SequenceStep& step = plan.sequences[i];
@@ -140,10 +164,22 @@ void Runner::lay_flat(const StepPlan& plan) {
     for (int g = 0; g < pool_.num_groups(); ++g) {
       group_rows_[g].push_back({first_row, count, first_position, step.sequence->pages(g)});
     }
+    for (int g = 0; g < pool_.num_recurrent_groups(); ++g) {
+      recurrent_rows_[g].push_back({.first_row = first_row,
+                                    .num_rows = count,
+                                    .slot = step.sequence->slot(g),
+                                    .fresh = first_position == 0,
+                                    .num_replayed = step.sequence->num_replayed(),
+                                    .logged = !step.commit});
+    }
   }
   for (int64_t layer = 0; layer < pool_.num_layers(); ++layer) {
     const int group = pool_.layer_group(layer);
     if (group >= 0) layer_kv_[layer].sequences = group_rows_[group];
+    const int recurrent_group = pool_.layer_recurrent_group(layer);
+    if (recurrent_group >= 0) {
+      layer_recurrent_[layer].sequences = recurrent_rows_[recurrent_group];
+    }
   }
 }
 

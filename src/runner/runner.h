@@ -21,9 +21,11 @@ struct RunnerOptions {
 };
 
 struct RunOptions {
-  // false: the new tokens stay reserved until the caller commits some of them (or none).
-  bool commit = true;
   StepContext::Observer* observer = nullptr;
+  // Ask for StepResult::hidden.
+  bool wants_hidden = false;
+  // For draft heads: the other model's hidden states [tokens of the step, its hidden size].
+  TensorView backbone_hidden;
 };
 
 enum class StepStatus {
@@ -44,6 +46,7 @@ struct StepResult {
   int32_t sequence = -1;            // index in the plan of the one without room
   TensorView logits;                // float32 [rows.size(), vocab]; empty if none were wanted
   std::span<const LogitsRow> rows;  // in the order of the plan
+  TensorView hidden;                // [tokens of the step, hidden size], in the order of the plan
 };
 
 // Executes step plans on one rank: lays the planned tokens flat, builds the StepContext, runs the
@@ -55,7 +58,9 @@ class Runner {
 
   // One forward pass over all planned tokens, at most the pool's max_step_tokens. Finds room for
   // every sequence or, with a status other than kDone, changes nothing. If it throws (a token
-  // outside the vocabulary, a step too large for the workspace), no sequence has changed either.
+  // outside the vocabulary, a step too large for the workspace), no sequence has changed either,
+  // except that one with recurrent layers may be left invalid. A sequence with recurrent layers may
+  // leave at most the pool's max_logged_tokens uncommitted.
   // The result's views are valid until the next call.
   StepResult run(const StepPlan& plan, const RunOptions& options = {});
 
@@ -82,6 +87,8 @@ class Runner {
   std::vector<LogitsRow> rows_;
   std::vector<std::vector<SequenceRows>> group_rows_;  // [groups][sequences]
   std::vector<StepContext::LayerKv> layer_kv_;
+  std::vector<std::vector<RecurrentRows>> recurrent_rows_;  // [recurrent groups][sequences]
+  std::vector<StepContext::LayerRecurrent> layer_recurrent_;
 };
 
 }  // namespace braid

@@ -132,5 +132,34 @@ TEST(CachePlanDeathTest, SharingWithALaterOrBorrowingLayerIsABug) {
   EXPECT_DEATH(plan_cache(nothing, {.max_tokens = 100}), "layer 1 shares");
 }
 
+TEST(CachePlan, RecurrentLayersTakeASlotASequenceHoweverLongItIs) {
+  // Qwen3-Next 80B: 36 layers with 32 states of 128 x 128, convolution over 8192 channels.
+  CacheLayout layout;
+  for (int i = 0; i < 48; ++i) {
+    if (i % 4 == 3) {
+      layout.layers.push_back(FullKv{2, 256});
+    } else {
+      layout.layers.push_back(RecurrentState{16, 32, 128, 128, 8192, 4});
+    }
+  }
+  CacheOptions options{
+      .kv_dtype = DType::kBF16, .max_tokens = 1 << 20, .max_sequences = 4, .max_step_tokens = 512};
+  const CachePlan plain = plan_cache(layout, options);
+  EXPECT_EQ(plain.full_bytes_per_token(), 24576);
+  ASSERT_EQ(plain.recurrent_groups.size(), 1u);
+  EXPECT_EQ(plain.recurrent_groups[0].num_slots, 4);
+  EXPECT_EQ(plain.recurrent_groups[0].layers.size(), 36u);
+  EXPECT_EQ(plain.recurrent_bytes_per_sequence(), 36 * 4 * (32 * 128 * 128 + 3 * 8192));
+  EXPECT_EQ(plain.sequence_bytes(0), 0);
+  EXPECT_EQ(plain.sequence_bytes(1000) - plain.recurrent_bytes_per_sequence(), 32 * 32 * 24576);
+
+  options.max_logged_tokens = 4;
+  const CachePlan logged = plan_cache(layout, options);
+  // Keys, corrections, decays and convolution rows of each token.
+  EXPECT_EQ(logged.recurrent_bytes_per_sequence() - plain.recurrent_bytes_per_sequence(),
+            36 * 4 * 4 * (16 * 128 + 32 * 128 + 32 + 8192));
+  EXPECT_EQ(CachePool(layout, options).size_bytes(), logged.size_bytes());
+}
+
 }  // namespace
 }  // namespace braid

@@ -161,7 +161,8 @@ class Model {
 
   // Whether the layer shows what the token at `position` sees before it.
   bool visible_matches(Tracked& sequence, int64_t layer, int64_t position) {
-    const auto [group, owner] = pool_->plan().layers[layer];
+    const int group = pool_->plan().layers[layer].group;
+    const int64_t owner = pool_->plan().layers[layer].owner;
     if (group < 0) return true;
     const int64_t window = pool_->plan().groups[group].window;
     const PagedKv kv = pool_->layer_kv(layer);

@@ -136,5 +136,79 @@ TEST(SequenceStateDeathTest, MisuseIsCaught) {
       "still held by sequences");
 }
 
+CacheLayout recurrent_layout() {
+  CacheLayout layout;
+  const RecurrentState state{2, 4, 8, 6, 56, 4};
+  layout.layers = {state, FullKv{1, 4}, state, RecurrentState{1, 1, 2, 2, 6, 2}};
+  return layout;
+}
+
+TEST(SequenceState, ARecurrentSlotIsHeldFromTheFirstTokenToTheLast) {
+  CachePool pool(recurrent_layout(), {.max_tokens = 256, .max_sequences = 2});
+  EXPECT_EQ(pool.num_recurrent_groups(), 2);
+  std::optional<SequenceState> a(pool), b(pool), c(pool);
+  EXPECT_EQ(a->slot(0), -1);
+  ASSERT_TRUE(a->reserve(3));
+  ASSERT_TRUE(b->reserve(3));
+  EXPECT_NE(a->slot(0), b->slot(0));
+  EXPECT_FALSE(c->reserve(1));
+  EXPECT_EQ(c->reserved(), 0);
+  EXPECT_EQ(pool.num_used_pages(0), 2);
+
+  a->set_written(/*logged=*/false);
+  a->commit(3);
+  EXPECT_EQ(pool.used_bytes() - pool.plan().sequence_bytes(3) * 2, 0);
+  const int32_t slot = a->slot(1);
+  SequenceState moved = std::move(*a);
+  EXPECT_EQ(moved.slot(1), slot);
+  a.reset();
+  b->commit(0);  // nothing was written: an empty sequence holds nothing
+  EXPECT_EQ(pool.num_free_slots(0), 1);
+  ASSERT_TRUE(c->reserve(1));
+  c.reset();
+  EXPECT_TRUE(moved.truncate(0));
+  EXPECT_EQ(pool.num_free_slots(0), 2);
+  EXPECT_EQ(pool.num_free_slots(1), 2);
+  EXPECT_TRUE(pool.idle());
+}
+
+TEST(SequenceState, TokensInTheLogCanBeTakenBackUntilTheNextStep) {
+  CachePool pool(recurrent_layout(), {.max_tokens = 256, .max_logged_tokens = 8});
+  SequenceState sequence(pool);
+  ASSERT_TRUE(sequence.reserve(5));
+  sequence.set_written(/*logged=*/false);
+  sequence.commit(5);
+  EXPECT_EQ(sequence.num_replayed(), 0);
+  EXPECT_EQ(sequence.min_truncate_length(), 5);
+  EXPECT_FALSE(sequence.truncate(4));
+
+  ASSERT_TRUE(sequence.reserve(8));
+  sequence.set_written(/*logged=*/true);
+  sequence.commit(6);
+  EXPECT_EQ(sequence.length(), 11);
+  EXPECT_EQ(sequence.num_replayed(), 6);
+  EXPECT_EQ(sequence.min_truncate_length(), 5);
+  ASSERT_TRUE(sequence.truncate(7));
+  EXPECT_EQ(sequence.num_replayed(), 2);
+  ASSERT_TRUE(sequence.truncate(5));
+  EXPECT_EQ(sequence.num_replayed(), 0);
+
+  ASSERT_TRUE(sequence.reserve(1));
+  sequence.commit(0);
+  EXPECT_EQ(sequence.length(), 5);
+}
+
+TEST(SequenceStateDeathTest, ARecurrentStateIsCommittedAsItWasWritten) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  CachePool pool(recurrent_layout(), {.max_tokens = 256, .max_logged_tokens = 2});
+  SequenceState sequence(pool);
+  ASSERT_TRUE(sequence.reserve(3));
+  EXPECT_DEATH(sequence.commit(3), "cannot be stepped back");
+  EXPECT_DEATH(sequence.set_written(/*logged=*/true), "3 tokens in a log of 2");
+  sequence.set_written(/*logged=*/false);
+  EXPECT_DEATH(sequence.commit(2), "cannot be stepped back");
+  sequence.commit(3);
+}
+
 }  // namespace
 }  // namespace braid

@@ -12,8 +12,8 @@
 namespace braid::testing {
 
 // A "model" whose logits are an exact function of what each token can see, read back through the
-// cache. Full, window, borrowing and cacheless layers; all arithmetic is on small integers, so
-// float32 holds it exactly.
+// cache. Full, window, borrowing, cacheless and recurrent layers; all arithmetic is on small
+// integers, so float32 holds it exactly.
 class FakeModel : public Model {
  public:
   static constexpr int64_t kWindow = 5;
@@ -22,11 +22,12 @@ class FakeModel : public Model {
   std::string family() const override { return "fake"; }
   int64_t vocab_size() const override { return kVocab; }
   int64_t hidden_size() const override { return 4; }
-  int64_t num_layers() const override { return 4; }
+  int64_t num_layers() const override { return 5; }
   int64_t max_positions() const override { return 1 << 20; }
   CacheLayout cache_layout() const override {
     CacheLayout layout;
-    layout.layers = {FullKv{1, 2}, WindowKv{2, 1, kWindow}, SharesKvOf{1}, NoCache{}};
+    layout.layers = {FullKv{1, 2}, WindowKv{2, 1, kWindow}, SharesKvOf{1}, NoCache{},
+                     RecurrentState{1, 1, 1, 1, 1, 1}};
     return layout;
   }
   LayerInfo layer_info(int64_t) const override { return {}; }
@@ -40,6 +41,9 @@ class FakeModel : public Model {
       sum += term(tokens[p], p, 0);
       if (p >= end - kWindow) sum += term(tokens[p], p, 1) + term(tokens[p], p, 2);
     }
+    float state = 0;
+    for (const int32_t token : tokens) state = advance(state, static_cast<float>(token));
+    sum += static_cast<int64_t>(state);
     return static_cast<float>(sum % 9973 + column);
   }
 
@@ -62,6 +66,13 @@ class FakeModel : public Model {
     for (int64_t layer = 0; layer < num_layers(); ++layer) {
       const StepContext::LayerKv& kv = step.layer_kv[layer];
       if (layer == 3) continue;
+      if (layer == 4) {
+        const StepContext::LayerRecurrent& recurrent = step.layer_recurrent[layer];
+        for (const RecurrentRows& rows : recurrent.sequences) {
+          recur(step, recurrent.store, rows, sums);
+        }
+        continue;
+      }
       if (layer < 2) {
         for (const SequenceRows& rows : kv.sequences) write(step, kv.store, rows);
       }
@@ -76,6 +87,12 @@ class FakeModel : public Model {
         logits.row<float>(r)[v] = static_cast<float>(sums[t] % 9973 + v);
       }
       if (step.token_ids[t] == poisoned_token) logits.row<float>(r)[kVocab - 1] = poison;
+    }
+    if (step.wants_hidden) {
+      step.hidden = step.workspace.take(DType::kF32, {step.num_tokens(), hidden_size()});
+      for (int64_t t = 0; t < step.num_tokens(); ++t) {
+        std::fill_n(step.hidden.row<float>(t), hidden_size(), static_cast<float>(sums[t] % 9973));
+      }
     }
     return logits;
   }
@@ -111,6 +128,28 @@ class FakeModel : public Model {
                                          static_cast<int64_t>(*slot(store.values, rows, p)), layer);
       }
     }
+  }
+
+  static float advance(float state, float token) {
+    return static_cast<float>((static_cast<int64_t>(state) * 31 + static_cast<int64_t>(token) + 1) %
+                              9973);
+  }
+  // The log holds the tokens.
+  static void recur(const StepContext& step, const RecurrentLayer& store, const RecurrentRows& rows,
+                    int64_t* sums) {
+    float& state = *store.states.row<float>(rows.slot);
+    if (rows.fresh) state = 0;
+    float* log =
+        store.max_logged_tokens() > 0 ? store.logged_updates.row<float>(rows.slot) : nullptr;
+    for (int32_t i = 0; i < rows.num_replayed; ++i) state = advance(state, log[i]);
+    float running = state;
+    for (int64_t t = 0; t < rows.num_rows; ++t) {
+      const float token = static_cast<float>(step.token_ids[rows.first_row + t]);
+      running = advance(running, token);
+      if (rows.logged) log[t] = token;
+      sums[rows.first_row + t] += static_cast<int64_t>(running);
+    }
+    if (!rows.logged) state = running;
   }
 
   LoadReport report_;

@@ -41,9 +41,11 @@ TEST(RunnerAllocation, WarmStepsTakeNoMemory) {
   ThreadPool threads({.num_threads = 2});
   Stream stream(threads);
   testing::FakeModel model;
-  CachePool pool(
-      model.cache_layout(),
-      {.page_tokens = 8, .max_tokens = 4096, .max_sequences = kSequences, .max_step_tokens = 64});
+  CachePool pool(model.cache_layout(), {.page_tokens = 8,
+                                        .max_tokens = 4096,
+                                        .max_sequences = kSequences,
+                                        .max_step_tokens = 64,
+                                        .max_logged_tokens = 12});
   Runner runner(model, pool, stream, {.workspace_bytes = size_t{1} << 24});
   const std::vector<int32_t> tokens(64, 3);
   std::vector<SequenceState> sequences;
@@ -64,7 +66,8 @@ TEST(RunnerAllocation, WarmStepsTakeNoMemory) {
     ASSERT_TRUE(logits == nullptr || logits == result.logits.raw()) << "the workspace has moved";
     logits = result.logits.raw();
   }
-  runner.run(chunk, {.commit = false});
+  for (SequenceStep& step : chunk.sequences) step.commit = false;
+  runner.run(chunk);
   for (SequenceState& sequence : sequences) sequence.commit(5);
   EXPECT_EQ(num_allocations - before, 0);
 

@@ -81,7 +81,8 @@ TEST_F(RunnerTest, AnyBatchingAndAnyRollbackGiveTheSameLogits) {
     make({.page_tokens = 8,
           .max_tokens = 600,
           .max_sequences = 4,
-          .max_step_tokens = max_step_tokens});
+          .max_step_tokens = max_step_tokens,
+          .max_logged_tokens = max_step_tokens});
     struct Tracked {
       SequenceState state;
       std::vector<int32_t> tokens;  // committed
@@ -102,12 +103,12 @@ TEST_F(RunnerTest, AnyBatchingAndAnyRollbackGiveTheSameLogits) {
           fresh[i].push_back(static_cast<int32_t>(random.integer(0, FakeModel::kVocab - 1)));
         }
         steps.push_back({&tracked[i].state, fresh[i],
-                         random.pick(std::vector{WantedLogits::kAll, WantedLogits::kLast})});
+                         random.pick(std::vector{WantedLogits::kAll, WantedLogits::kLast}),
+                         random.coin()});
         who.push_back(i);
       }
       if (steps.empty()) continue;
-      const bool commit_now = random.coin();
-      const StepResult result = run(steps, {.commit = commit_now});
+      const StepResult result = run(steps);
       if (result.status != StepStatus::kDone) {  // full: the longest one ends
         auto longest = std::max_element(
             tracked.begin(), tracked.end(),
@@ -122,14 +123,24 @@ TEST_F(RunnerTest, AnyBatchingAndAnyRollbackGiveTheSameLogits) {
         expect_row(result, static_cast<int64_t>(r), seen);
         EXPECT_TRUE(result.rows[r].finite);
       }
-      std::vector<int64_t> counts;
-      for (const size_t i : who) {
-        const int64_t n = static_cast<int64_t>(fresh[i].size());
-        counts.push_back(commit_now ? n : random.integer(0, n));
-        tracked[i].tokens.insert(tracked[i].tokens.end(), fresh[i].begin(),
-                                 fresh[i].begin() + counts.back());
+      for (size_t s = 0; s < who.size(); ++s) {
+        const std::vector<int32_t>& added = fresh[who[s]];
+        int64_t count = static_cast<int64_t>(added.size());
+        if (!steps[s].commit) {
+          EXPECT_EQ(steps[s].sequence->reserved(), count);
+          count = random.integer(0, count);
+          steps[s].sequence->commit(count);
+        }
+        std::vector<int32_t>& tokens = tracked[who[s]].tokens;
+        tokens.insert(tokens.end(), added.begin(), added.begin() + count);
+        // What the log still holds can be taken back later, too.
+        if (random.coin(0.2) && !tokens.empty()) {
+          const int64_t shortest = steps[s].sequence->min_truncate_length();
+          const int64_t length = random.integer(shortest, static_cast<int64_t>(tokens.size()));
+          EXPECT_TRUE(steps[s].sequence->truncate(length));
+          tokens.resize(length);
+        }
       }
-      if (!commit_now) commit(plan_, counts);
       for (const Tracked& t : tracked) {
         ASSERT_EQ(t.state.length(), static_cast<int64_t>(t.tokens.size()));
       }
@@ -172,6 +183,57 @@ TEST_F(RunnerTest, AFailedPassLeavesTheSequencesAsTheyWere) {
   model_.fail = false;
   const StepResult result = run({{&a, tokens}});
   expect_row(result, 0, tokens);
+}
+
+TEST_F(RunnerTest, ARecurrentStateThatAFailedPassMayHaveTouchedIsNotUsedAgain) {
+  make({.max_tokens = 256});
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  SequenceState a(*pool_);
+  run({{&a, tokens}});
+  model_.fail = true;
+  EXPECT_THROW(run({{&a, tokens}}), Error);
+  model_.fail = false;
+  EXPECT_EQ(a.length(), 3);
+  EXPECT_FALSE(a.valid());
+  EXPECT_FALSE(a.truncate(2));
+  EXPECT_TRUE(a.truncate(0));
+  EXPECT_TRUE(a.valid());
+  expect_row(run({{&a, tokens}}), 0, tokens);
+}
+
+TEST_F(RunnerTest, ASnapshotBringsARecurrentStateBack) {
+  make({.page_tokens = 8, .max_tokens = 256, .max_step_tokens = 32, .max_logged_tokens = 8});
+  const std::vector<int32_t> tokens = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7};
+  const std::span<const int32_t> view(tokens);
+  for (const bool logged : {false, true}) {
+    SequenceState a(*pool_);
+    run({{&a, view.first(6)}});
+    if (logged) {
+      run({{&a, view.subspan(6, 4), WantedLogits::kNone, /*commit=*/false}});
+      a.commit(2);
+    } else {
+      run({{&a, view.subspan(6, 2)}});
+    }
+    const RecurrentSnapshot at_8 = a.snapshot();
+    EXPECT_EQ(at_8.length, 8);
+    run({{&a, view.subspan(1, 3)}});
+    EXPECT_FALSE(a.truncate(8));
+    EXPECT_TRUE(a.truncate(at_8));
+    EXPECT_EQ(a.length(), 8);
+    expect_row(run({{&a, view.subspan(8)}}), 0, view);
+  }
+}
+
+TEST_F(RunnerTest, HiddenStatesOfAllRowsComeOnRequest) {
+  make({.max_tokens = 256, .max_sequences = 2});
+  const std::vector<int32_t> tokens = {3, 1, 4, 1, 5};
+  SequenceState a(*pool_), b(*pool_);
+  const StepResult result =
+      run({{&a, tokens, WantedLogits::kNone}, {&b, tokens}}, {.wants_hidden = true});
+  ASSERT_EQ(result.hidden.shape(), (Shape{10, model_.hidden_size()}));
+  EXPECT_EQ(*result.hidden.row<float>(9), FakeModel::expected(tokens, 0));
+  EXPECT_EQ(*result.hidden.row<float>(4), FakeModel::expected(tokens, 0));
+  EXPECT_TRUE(run({{&a, tokens}}).hidden.empty());
 }
 
 TEST_F(RunnerTest, TokensOutsideTheVocabularyAreRefused) {
@@ -234,6 +296,7 @@ TEST_F(RunnerDeathTest, MisuseIsCaught) {
   EXPECT_DEATH(run({}), "0 sequences");
   const std::span<const int32_t> one = std::span(tokens).first(1);
   EXPECT_DEATH(run({{&a, one}, {&a, one}}), "appears twice");
+  EXPECT_DEATH(run({{&a, one, WantedLogits::kLast, false}}), "1 tokens in a log of 0");
   CachePool other(model_.cache_layout(), {.max_tokens = 64});
   SequenceState stranger(other);
   EXPECT_DEATH(run({{&stranger, one}}), "another pool");
