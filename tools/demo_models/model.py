@@ -74,11 +74,13 @@ def rotate(x, cos, sin):
     return (x * cos[:, None] + torch.cat((-b, a), -1) * sin[:, None]).to(x.dtype)
 
 
-def sliding_attention(q, k, v, window):
+def sliding_attention(q, k, v, window, reach=None):
     """Causal attention over at most `window` keys, in blocks of `window` rows.
 
-    q, k, v [batch, heads, length, dim], length a multiple of the window; no scaling.
+    q, k, v [batch, heads, length, dim], length a multiple of the window; no scaling. `reach`: number
+    of keys seen if it is not the window; at most window + 1.
     """
+    reach = window if reach is None else reach
     b, h, t, d = q.shape
     n = t // window
     q = q.reshape(b, h, n, window, d)
@@ -90,7 +92,7 @@ def sliding_attention(q, k, v, window):
     scores = q @ with_previous(k).transpose(-1, -2)
     row = torch.arange(window, device=q.device)[:, None]
     col = torch.arange(2 * window, device=q.device)[None] - window
-    seen = (col <= row) & (row - col < window)
+    seen = (col <= row) & (row - col < reach)
     first = torch.arange(n, device=q.device)[:, None, None] == 0
     seen = seen & ~(first & (col < 0))
     scores = scores.float().masked_fill(~seen, float("-inf"))
@@ -114,12 +116,17 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.dim, c.eps, self.dim ** -0.25)
         self.k_norm = RMSNorm(self.dim, c.eps, self.dim ** -0.25)
 
+    def keys_values(self, x, cos, sin):
+        """[batch, length, KV heads, dim] each, as they would be stored in a cache."""
+        b, t, _ = x.shape
+        raw = self.k_proj(x).view(b, t, -1, self.dim)
+        v = rms(raw if self.full else self.v_proj(x).view(b, t, -1, self.dim), self.eps)
+        return rotate(self.k_norm(raw), cos, sin), v
+
     def forward(self, x, cos, sin):
         b, t, _ = x.shape
         q = rotate(self.q_norm(self.q_proj(x).view(b, t, -1, self.dim)), cos, sin)
-        raw = self.k_proj(x).view(b, t, -1, self.dim)
-        k = rotate(self.k_norm(raw), cos, sin)
-        v = rms(raw if self.full else self.v_proj(x).view(b, t, -1, self.dim), self.eps)
+        k, v = self.keys_values(x, cos, sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         group = self.heads // self.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -176,13 +183,13 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, c, full):
+    def __init__(self, c, full, attention=Attention):
         super().__init__()
         d, eps = c.hidden_size, c.eps
         residual_gain = (2 * c.num_hidden_layers) ** -0.5
         self.full = full
         self.input_layernorm = RMSNorm(d, eps)
-        self.self_attn = Attention(c, full)
+        self.self_attn = attention(c, full)
         self.post_attention_layernorm = RMSNorm(d, eps, residual_gain)
         self.pre_feedforward_layernorm = RMSNorm(d, eps)
         self.mlp = Mlp(c)
@@ -196,9 +203,12 @@ class Layer(nn.Module):
             self.pre_feedforward_layernorm_2 = RMSNorm(d, eps)
             self.post_feedforward_layernorm_2 = RMSNorm(d, eps)
 
-    def forward(self, x, rope):
-        cos, sin = rope
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), cos, sin))
+    def forward(self, x, read):
+        """`read`: what the attention needs beside its rows, here the tables (cos, sin)."""
+        return self.after_attention(
+            x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), *read)))
+
+    def after_attention(self, x):
         y = self.mlp(self.pre_feedforward_layernorm(x))
         balance, load = x.new_zeros((), dtype=torch.float32), None
         if self.moe:
