@@ -80,6 +80,11 @@ BRAID_INLINE Vf exp(Vf x) {
   return select(x > high, splat(__builtin_inff()), y);
 }
 
+// 1 / (1 + e^(−x)) within 4 ulp where it is above 1e-37; zero or the like below.
+BRAID_INLINE Vf sigmoid(Vf x) { return 1.0f / (exp(-x) + 1.0f); }
+// x·sigmoid(x)
+BRAID_INLINE Vf silu(Vf x) { return x / (exp(-x) + 1.0f); }
+
 // tanh(x) within 4 ulp for every x, signed zeros and NaN included: with t = e^{2|x|} − 1, t/(t +
 // 2).
 BRAID_INLINE Vf tanh(Vf x) {

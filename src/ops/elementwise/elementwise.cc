@@ -1,5 +1,6 @@
 #include "ops/elementwise/elementwise.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
@@ -24,6 +25,37 @@ void gelu_tanh_mul(Stream& stream, const TensorView& gate, const TensorView& up,
   split_elements(stream, gate.dim(0), gate.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
     kernels.gelu_tanh_mul(gate.row<float>(row) + begin, up.row<float>(row) + begin,
                           y.row<float>(row) + begin, end - begin);
+  });
+}
+
+void silu_mul(Stream& stream, const TensorView& gate, const TensorView& up, const TensorView& y) {
+  check_same(gate, up);
+  check_same(gate, y);
+  const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
+  split_elements(stream, gate.dim(0), gate.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
+    kernels.silu_mul(gate.row<float>(row) + begin, up.row<float>(row) + begin,
+                     y.row<float>(row) + begin, end - begin);
+  });
+}
+
+void sigmoid_mul(Stream& stream, const TensorView& x, const TensorView& gate) {
+  check_same(x, gate);
+  const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
+  split_elements(stream, x.dim(0), x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
+    kernels.sigmoid_mul(x.row<float>(row) + begin, gate.row<float>(row) + begin, end - begin);
+  });
+}
+
+void add_sigmoid_scaled(Stream& stream, const TensorView& x, const TensorView& y,
+                        const TensorView& gate) {
+  check_same(x, y);
+  BRAID_CHECK(gate.rank() == 2 && gate.dim(0) == x.dim(0) && gate.dim(1) == 1, "x {}, gate {}",
+              to_string(x.shape()), to_string(gate.shape()));
+  const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
+  split_elements(stream, x.dim(0), x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
+    const double factor = 1 / (1 + std::exp(-double{*gate.row<float>(row)}));
+    kernels.add_scaled(x.row<float>(row) + begin, y.row<float>(row) + begin,
+                       static_cast<float>(factor), end - begin);
   });
 }
 

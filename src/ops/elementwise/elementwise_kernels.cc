@@ -22,6 +22,34 @@ void gelu_tanh_mul(const float* gate, const float* up, float* y, int64_t n) {
   }
 }
 
+void silu_mul(const float* gate, const float* up, float* y, int64_t n) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(y + i, silu(load(gate + i)) * load(up + i));
+  if (i < n) {
+    const int64_t rest = n - i;
+    store_partial(y + i, rest, silu(load_partial(gate + i, rest)) * load_partial(up + i, rest));
+  }
+}
+
+void sigmoid_mul(float* x, const float* gate, int64_t n) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(x + i, load(x + i) * sigmoid(load(gate + i)));
+  if (i < n) {
+    const int64_t rest = n - i;
+    store_partial(x + i, rest, load_partial(x + i, rest) * sigmoid(load_partial(gate + i, rest)));
+  }
+}
+
+void add_scaled(float* x, const float* y, float factor, int64_t n) {
+  int64_t i = 0;
+  const Vf f = splat(factor);
+  for (; i + kLanes <= n; i += kLanes) store(x + i, fma(f, load(y + i), load(x + i)));
+  if (i < n) {
+    const int64_t rest = n - i;
+    store_partial(x + i, rest, fma(f, load_partial(y + i, rest), load_partial(x + i, rest)));
+  }
+}
+
 void add(float* x, const float* y, int64_t n) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) store(x + i, load(x + i) + load(y + i));
@@ -45,6 +73,7 @@ void softcap(float* x, float cap, int64_t n) {
 
 }  // namespace
 
-const ElementwiseKernels kElementwiseKernels = {&gelu_tanh_mul, &add, &scale, &softcap};
+const ElementwiseKernels kElementwiseKernels = {
+    &gelu_tanh_mul, &silu_mul, &sigmoid_mul, &add_scaled, &add, &scale, &softcap};
 
 }  // namespace braid::BRAID_ISA

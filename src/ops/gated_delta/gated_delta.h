@@ -26,6 +26,9 @@ struct GatedDeltaInputs {
   TensorView dt_bias;  // [value_heads]
 };
 
+// Rows of a sequence from which kAuto takes chunks, which are then faster.
+inline constexpr int64_t kMinDeltaChunkRows = 32;
+
 // How the rows of a sequence are computed. Both forms agree to rounding, and leave the same state
 // to rounding.
 enum class GatedDeltaForm {
@@ -46,7 +49,7 @@ struct GatedDeltaOptions {
 //   S ← e^g·S;  d = β·(v − Sᵀk);  S ← S + k·dᵀ;  out = Sᵀq
 // Yang, Kautz, Hatamizadeh: "Gated Delta Networks", 2024; chunks in the WY form.
 // out: [tokens, value_heads, value_dim]. A sequence's result does not depend on the others nor on
-// the number of threads.
+// the number of threads. A sequence without rows is left as it is.
 void gated_delta(Stream& stream, Workspace& workspace, const GatedDeltaInputs& inputs,
                  const RecurrentLayer& layer, std::span<const RecurrentRows> sequences,
                  const GatedDeltaOptions& options, const TensorView& out);

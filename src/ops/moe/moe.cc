@@ -31,14 +31,13 @@ void select_experts(const float* logits, int64_t num_experts, int64_t k, int32_t
   }
 }
 
-// A softmax over all experts, renormalised over the chosen, is the softmax over the chosen.
-void weigh_experts(const int32_t* experts, const float* expert_scale, int64_t k, float* weights) {
+// weights: the logits of the chosen, the largest first; `over`: those that the softmax runs over.
+void weigh_experts(const int32_t* experts, const float* expert_scale, std::span<const float> over,
+                   int64_t k, float* weights) {
   const float largest = weights[0];
   float sum = 0;
-  for (int64_t i = 0; i < k; ++i) {
-    weights[i] = std::exp(weights[i] - largest);
-    sum += weights[i];
-  }
+  for (const float logit : over) sum += std::exp(logit - largest);
+  for (int64_t i = 0; i < k; ++i) weights[i] = std::exp(weights[i] - largest);
   for (int64_t i = 0; i < k; ++i) {
     weights[i] /= sum;
     if (expert_scale != nullptr) weights[i] *= expert_scale[experts[i]];
@@ -48,7 +47,7 @@ void weigh_experts(const int32_t* experts, const float* expert_scale, int64_t k,
 }  // namespace
 
 void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& expert_scale,
-                   const TensorView& experts, const TensorView& weights) {
+                   const TensorView& experts, const TensorView& weights, RouterSoftmax softmax) {
   BRAID_CHECK(logits.rank() == 2 && experts.rank() == 2 && experts.shape() == weights.shape() &&
                   experts.dim(0) == logits.dim(0),
               "logits {}, experts {}, weights {}", to_string(logits.shape()),
@@ -65,8 +64,11 @@ void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& e
     for (int64_t token = begin; token < end; ++token) {
       int32_t* chosen = experts.row<int32_t>(token);
       float* values = weights.row<float>(token);
-      select_experts(logits.row<float>(token), num_experts, k, chosen, values);
-      weigh_experts(chosen, scale, k, values);
+      const float* all = logits.row<float>(token);
+      select_experts(all, num_experts, k, chosen, values);
+      const bool chosen_only = softmax == RouterSoftmax::kChosen;
+      weigh_experts(chosen, scale,
+                    {chosen_only ? values : all, size_t(chosen_only ? k : num_experts)}, k, values);
     }
   });
 }

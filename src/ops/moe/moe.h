@@ -9,12 +9,19 @@
 
 namespace braid {
 
+// Over which experts the router's softmax runs.
+enum class RouterSoftmax {
+  kChosen,  // their weights sum to 1
+  kAll,
+};
+
 // Chooses each token's experts: the k largest of logits [tokens, experts] (ties: the lower index
-// first; NaN counts as the smallest), written by descending logit. weights = softmax over all
-// experts, divided by the sum over the chosen ones, times expert_scale[expert] unless that view is
-// empty. experts: int32 [tokens, k]; weights: float32 [tokens, k].
+// first; NaN counts as the smallest), written by descending logit. weights = the softmax, times
+// expert_scale[expert] unless that view is empty. experts: int32 [tokens, k]; weights: float32
+// [tokens, k].
 void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& expert_scale,
-                   const TensorView& experts, const TensorView& weights);
+                   const TensorView& experts, const TensorView& weights,
+                   RouterSoftmax softmax = RouterSoftmax::kChosen);
 
 // (token, choice) pairs sorted by expert, then by token. All arrays live in the workspace.
 struct ExpertGroups {

@@ -43,4 +43,26 @@ void add_rms_norm(Stream& stream, const TensorView& x, const TensorView& weight,
   run_rows(stream, BRAID_KERNELS(kRmsNormKernels).add_norm, x, weight, epsilon, residual);
 }
 
+void gated_rms_norm(Stream& stream, const TensorView& x, const TensorView& gate,
+                    const TensorView& weight, float epsilon, const TensorView& y) {
+  BRAID_CHECK(x.rank() == 3 && x.shape() == gate.shape() && x.shape() == y.shape(),
+              "x {}, gate {}, output {}", to_string(x.shape()), to_string(gate.shape()),
+              to_string(y.shape()));
+  const int64_t heads = x.dim(1);
+  const int64_t width = x.dim(2);
+  BRAID_CHECK(weight.shape() == Shape({width}), "weight {} for width {}", to_string(weight.shape()),
+              width);
+  if (x.empty()) return;
+  const float* gains = weight.data<float>();
+  const auto kernel = BRAID_KERNELS(kRmsNormKernels).gated_norm;
+  split_rows(stream, x.dim(0), heads * width, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t i = 0; i < heads * width; i += width) {
+        kernel(x.row<float>(row) + i, gate.row<float>(row) + i, gains, epsilon, width,
+               y.row<float>(row) + i);
+      }
+    }
+  });
+}
+
 }  // namespace braid

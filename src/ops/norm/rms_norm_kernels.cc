@@ -49,8 +49,23 @@ void run(const float* x, const float* weight, float epsilon, int64_t width, floa
   }
 }
 
+void run_gated(const float* x, const float* gate, const float* weight, float epsilon, int64_t width,
+               float* y) {
+  const Vf factor = splat(inverse_rms(x, epsilon, width));
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) {
+    const Vf v = load(x + i) * factor * load(weight + i);
+    store(y + i, v * silu(load(gate + i)));
+  }
+  if (i < width) {
+    const int64_t n = width - i;
+    const Vf v = load_partial(x + i, n) * factor * load_partial(weight + i, n);
+    store_partial(y + i, n, v * silu(load_partial(gate + i, n)));
+  }
+}
+
 }  // namespace
 
-const RmsNormKernels kRmsNormKernels = {&run<false>, &run<true>};
+const RmsNormKernels kRmsNormKernels = {&run<false>, &run<true>, &run_gated};
 
 }  // namespace braid::BRAID_ISA

@@ -12,6 +12,9 @@ struct RmsNormKernels {
   // residual += the same.
   void (*add_norm)(const float* x, const float* weight, float epsilon, int64_t width,
                    float* residual);
+  // y = the same ⊙ silu(gate); weight is not null.
+  void (*gated_norm)(const float* x, const float* gate, const float* weight, float epsilon,
+                     int64_t width, float* y);
 };
 
 BRAID_DECLARE_KERNELS(RmsNormKernels, kRmsNormKernels)

@@ -46,17 +46,22 @@ TEST_P(MoeTest, ChoosesAndWeighsLikeTheReference) {
       const bool scaled = random.integer(0, 1) == 1;
       Tensor experts(DType::kI32, {tokens, c.k});
       PaddedTensor weights({tokens, c.k}, 0);
-      top_k_experts(stream, logits, scaled ? scale.view() : TensorView(), experts, weights);
+      const bool over_chosen = random.integer(0, 1) == 1;
+      top_k_experts(stream, logits, scaled ? scale.view() : TensorView(), experts, weights,
+                    over_chosen ? RouterSoftmax::kChosen : RouterSoftmax::kAll);
       for (int64_t t = 0; t < tokens; ++t) {
         const reference::Routing expected = reference::route(
-            logits.row(t), c.num_experts, c.k, scaled ? scale.data<float>() : nullptr);
+            logits.row(t), c.num_experts, c.k, scaled ? scale.data<float>() : nullptr, over_chosen);
         for (int64_t i = 0; i < c.k; ++i) {
           ASSERT_EQ(experts.view().row<int32_t>(t)[i], expected.experts[i]);
-          // The exponential to 1 ulp of an argument rounded once, k additions, division, product.
-          const double spread = std::abs(double{logits.row(t)[expected.experts[0]]} -
-                                         logits.row(t)[expected.experts[c.k - 1]]);
-          const double bound =
-              expected.weights[i] * (2 * spread + 4 + static_cast<double>(c.k) + 3) * kUnitRoundoff;
+          // The exponential to 1 ulp of an argument rounded once, n additions, division, product.
+          const int64_t summands = over_chosen ? c.k : c.num_experts;
+          const float* row = logits.row(t);
+          const float smallest = over_chosen ? row[expected.experts[c.k - 1]]
+                                             : *std::min_element(row, row + c.num_experts);
+          const double spread = std::abs(double{row[expected.experts[0]]} - smallest);
+          const double bound = expected.weights[i] *
+                               (2 * spread + 4 + static_cast<double>(summands) + 3) * kUnitRoundoff;
           ASSERT_NEAR(weights.row(t)[i], expected.weights[i], bound);
         }
       }
