@@ -1,14 +1,12 @@
 #include "layers/gated_mlp.h"
 
-#include "ops/elementwise/elementwise.h"
-
 namespace braid {
 
 TensorView GatedMlp::run(StepContext& step, const TensorView& x) const {
   const LinearInput input = prepare_input(step, x, {&gate_.weight(), &up_.weight()});
   const TensorView gate = gate_.run(step, input);
   const TensorView up = up_.run(step, input);
-  gelu_tanh_mul(step.stream, gate, up, gate);
+  activate_and_multiply(step.stream, activation_, gate, up, gate);
   return down_.run(step, gate);
 }
 

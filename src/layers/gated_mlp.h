@@ -1,20 +1,25 @@
 #pragma once
 
+#include "layers/activation.h"
 #include "layers/linear.h"
 
 namespace braid {
 
-// W_down·(gelu(W_gate·x) ⊙ (W_up·x)), the tanh form of GELU.
+// W_down·(f(W_gate·x) ⊙ (W_up·x))
 class GatedMlp {
  public:
   GatedMlp() = default;
-  GatedMlp(Linear gate, Linear up, Linear down)
-      : gate_(std::move(gate)), up_(std::move(up)), down_(std::move(down)) {}
+  GatedMlp(Activation activation, Linear gate, Linear up, Linear down)
+      : activation_(activation),
+        gate_(std::move(gate)),
+        up_(std::move(up)),
+        down_(std::move(down)) {}
 
   // x: [tokens, hidden]; result: [tokens, hidden].
   TensorView run(StepContext& step, const TensorView& x) const;
 
  private:
+  Activation activation_ = Activation::kGeluTanh;
   Linear gate_;
   Linear up_;
   Linear down_;

@@ -1,7 +1,6 @@
 #include "layers/mixture_of_experts.h"
 
 #include "ops/elementwise/elementwise.h"
-#include "ops/moe/moe.h"
 
 namespace braid {
 
@@ -16,7 +15,7 @@ TensorView MixtureOfExperts::run(StepContext& step, const TensorView& x,
 
   const TensorView experts = workspace.take(DType::kI32, {tokens, top_k_});
   const TensorView weights = workspace.take(DType::kF32, {tokens, top_k_});
-  top_k_experts(stream, router_logits, weights_.expert_scale, experts, weights);
+  top_k_experts(stream, router_logits, weights_.expert_scale, experts, weights, softmax_);
   const ExpertGroups groups = group_by_expert(stream, workspace, experts, router_logits.dim(1));
 
   const TensorView sorted = workspace.take(DType::kF32, {pairs, x.dim(1)});
@@ -36,7 +35,7 @@ TensorView MixtureOfExperts::run(StepContext& step, const TensorView& x,
     grouped_linear(stream, weights_.up, input, groups.offsets, up);
   }
   const TensorView activated = workspace.take(DType::kF32, {pairs, width});
-  gelu_tanh_mul(stream, gate, up, activated);
+  activate_and_multiply(stream, activation_, gate, up, activated);
 
   const TensorView expert_out = workspace.take(DType::kF32, {pairs, down.rows()});
   grouped_linear(stream, down, prepare_input(step, activated, {&down}), groups.offsets, expert_out);

@@ -1,11 +1,13 @@
 #pragma once
 
+#include "layers/activation.h"
 #include "layers/linear.h"
+#include "ops/moe/moe.h"
 #include "tensor/tensor.h"
 
 namespace braid {
 
-// The routed experts of a layer: each token's top_k experts, a gated MLP (tanh GELU) each, summed
+// The routed experts of a layer: each token's top_k experts, a gated MLP each, summed
 // with the router's weights. Gate and up matrices come stacked in one tensor or in two.
 class MixtureOfExperts {
  public:
@@ -14,18 +16,22 @@ class MixtureOfExperts {
     Weight gate;          // [experts, width, hidden]
     Weight up;            // [experts, width, hidden]
     Weight down;          // [experts, hidden, width]
-    Tensor expert_scale;  // [experts], multiplies the router's weights
+    Tensor expert_scale;  // [experts], multiplies the router's weights; or none
   };
 
   MixtureOfExperts() = default;
-  MixtureOfExperts(Weights weights, int64_t top_k) : weights_(std::move(weights)), top_k_(top_k) {}
+  MixtureOfExperts(Activation activation, Weights weights, int64_t top_k,
+                   RouterSoftmax softmax = RouterSoftmax::kChosen)
+      : activation_(activation), weights_(std::move(weights)), top_k_(top_k), softmax_(softmax) {}
 
   // x: [tokens, hidden]; router_logits: [tokens, experts]; result: [tokens, hidden].
   TensorView run(StepContext& step, const TensorView& x, const TensorView& router_logits) const;
 
  private:
+  Activation activation_ = Activation::kGeluTanh;
   Weights weights_;
   int64_t top_k_ = 0;
+  RouterSoftmax softmax_ = RouterSoftmax::kChosen;
 };
 
 }  // namespace braid

@@ -16,12 +16,14 @@ TensorView as_matrix(const TensorView& x) {
 
 TensorView RmsNorm::run(StepContext& step, const TensorView& x) const {
   TensorView y = step.workspace.take(DType::kF32, x.shape());
-  rms_norm(step.stream, as_matrix(x), weight_, epsilon_, as_matrix(y));
+  run_to(step, x, y);
   return y;
 }
 
-void RmsNorm::run_in_place(StepContext& step, const TensorView& x) const {
-  rms_norm(step.stream, as_matrix(x), weight_, epsilon_, as_matrix(x));
+void RmsNorm::run_in_place(StepContext& step, const TensorView& x) const { run_to(step, x, x); }
+
+void RmsNorm::run_to(StepContext& step, const TensorView& x, const TensorView& y) const {
+  rms_norm(step.stream, as_matrix(x), weight_, epsilon_, as_matrix(y));
 }
 
 void RmsNorm::add_to(StepContext& step, const TensorView& x, const TensorView& residual) const {

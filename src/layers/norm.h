@@ -19,6 +19,8 @@ class RmsNorm {
   // The result is in the step's workspace.
   TensorView run(StepContext& step, const TensorView& x) const;
   void run_in_place(StepContext& step, const TensorView& x) const;
+  // y: of x's shape, rows may be strided.
+  void run_to(StepContext& step, const TensorView& x, const TensorView& y) const;
   // residual += norm(x)
   void add_to(StepContext& step, const TensorView& x, const TensorView& residual) const;
 

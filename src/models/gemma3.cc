@@ -6,6 +6,7 @@
 
 #include "layers/attention.h"
 #include "models/gemma_names.h"
+#include "models/layer_binder.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/embedding/embedding.h"
 
@@ -32,35 +33,23 @@ Gemma3::Gemma3(Gemma3Config config, ModelFiles& files) : config_(std::move(confi
 }
 
 Gemma3::Layer Gemma3::bind_layer(WeightBinder& binder, int64_t index) const {
-  const std::string prefix = fmt::format("layers.{}.", index);
   const int64_t hidden = config_.hidden_size;
   const int64_t q_rows = config_.num_heads * config_.head_dim;
   const int64_t kv_rows = config_.num_kv_heads * config_.head_dim;
   Layer layer;
-  const auto norm = [&](const char* name, int64_t width) {
-    layer.info.num_parameters += width;
-    return RmsNorm(binder.f32(prefix + name + ".weight", {width}, config_.norm_offset),
-                   config_.rms_norm_eps);
-  };
-  const auto linear = [&](const char* name, int64_t out, int64_t in) {
-    Weight weight = binder.weight(prefix + name + ".weight", {out, in});
-    layer.info.num_parameters += out * in;
-    if (!weight.empty()) layer.info.bytes_read_per_token += weight.size_bytes();
-    return Linear(std::move(weight));
-  };
-  layer.input_norm = norm("input_layernorm", hidden);
-  layer.post_attention_norm = norm("post_attention_layernorm", hidden);
-  layer.pre_mlp_norm = norm("pre_feedforward_layernorm", hidden);
-  layer.post_mlp_norm = norm("post_feedforward_layernorm", hidden);
-  layer.q = linear("self_attn.q_proj", q_rows, hidden);
-  layer.k = linear("self_attn.k_proj", kv_rows, hidden);
-  layer.v = linear("self_attn.v_proj", kv_rows, hidden);
-  layer.output = linear("self_attn.o_proj", hidden, q_rows);
-  layer.q_norm = norm("self_attn.q_norm", config_.head_dim);
-  layer.k_norm = norm("self_attn.k_norm", config_.head_dim);
-  layer.mlp = GatedMlp(linear("mlp.gate_proj", config_.mlp_width, hidden),
-                       linear("mlp.up_proj", config_.mlp_width, hidden),
-                       linear("mlp.down_proj", hidden, config_.mlp_width));
+  LayerBinder bind(binder, fmt::format("layers.{}.", index),
+                   {config_.rms_norm_eps, config_.norm_offset}, layer.info);
+  layer.input_norm = bind.norm("input_layernorm", hidden);
+  layer.post_attention_norm = bind.norm("post_attention_layernorm", hidden);
+  layer.pre_mlp_norm = bind.norm("pre_feedforward_layernorm", hidden);
+  layer.post_mlp_norm = bind.norm("post_feedforward_layernorm", hidden);
+  layer.q = bind.linear("self_attn.q_proj", q_rows, hidden);
+  layer.k = bind.linear("self_attn.k_proj", kv_rows, hidden);
+  layer.v = bind.linear("self_attn.v_proj", kv_rows, hidden);
+  layer.output = bind.linear("self_attn.o_proj", hidden, q_rows);
+  layer.q_norm = bind.norm("self_attn.q_norm", config_.head_dim);
+  layer.k_norm = bind.norm("self_attn.k_norm", config_.head_dim);
+  layer.mlp = bind.gated_mlp("mlp", Activation::kGeluTanh, config_.mlp_width, hidden);
   layer.info.attention = fmt::format("{} {} x {}", config_.sliding[index] ? "sliding" : "full",
                                      config_.num_kv_heads, config_.head_dim);
   layer.info.feed_forward = fmt::format("dense {}", config_.mlp_width);

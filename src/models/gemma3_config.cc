@@ -158,13 +158,7 @@ Gemma3Config Gemma3Config::from_gguf(const GgufMetadata& metadata, const WeightM
     metadata.fail(key("rope.scaling.type"), "'" + scaling + "' is not implemented (none, linear)");
   }
 
-  const StoredTensor* embedding = weights.find("embed_tokens.weight");
-  if (embedding == nullptr) throw Error("{}: tensor token_embd.weight is missing", metadata.origin);
-  if (embedding->weight.shape.rank() != 2) {
-    throw Error("{}: tensor token_embd.weight: shape {}, expected two dimensions", metadata.origin,
-                to_string(embedding->weight.shape));
-  }
-  config.vocab_size = embedding->weight.shape.dim(0);
+  config.vocab_size = require_gguf_embedding(metadata, weights).weight.shape.dim(0);
   config.tied_head = weights.find("lm_head.weight") == nullptr;
   check(config, metadata.origin);
   return config;

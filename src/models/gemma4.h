@@ -14,6 +14,8 @@
 
 namespace braid {
 
+class LayerBinder;
+
 // Gemma 4 text decoder, all sizes: sliding and full attention with two head sizes, full layers
 // whose values come from the key projection, dense or dense-beside-MoE feed-forward, per-layer
 // embeddings, a tail of layers that borrow keys and values, a scalar per layer, soft-capped logits.
@@ -67,7 +69,7 @@ class Gemma4 : public Model {
   };
 
   Layer bind_layer(WeightBinder& binder, int64_t index) const;
-  void bind_moe(WeightBinder& binder, const std::string& prefix, Moe& moe, LayerInfo& info) const;
+  void bind_moe(LayerBinder& bind, Moe& moe, LayerInfo& info) const;
 
   TensorView per_layer_inputs(StepContext& step, const TensorView& x) const;
   void decoder_layer(StepContext& step, int64_t index, const Shared& shared,

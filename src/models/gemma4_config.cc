@@ -192,13 +192,7 @@ Gemma4Config Gemma4Config::from_gguf(const GgufMetadata& metadata, const WeightM
   config.rope_factors_in_file = true;
   config.layer_scalars_required = false;
 
-  const auto embedding = weights.find("embed_tokens.weight");
-  if (embedding == nullptr) throw Error("{}: tensor token_embd.weight is missing", metadata.origin);
-  if (embedding->weight.shape.rank() != 2) {
-    throw Error("{}: tensor token_embd.weight: shape {}, expected two dimensions", metadata.origin,
-                to_string(embedding->weight.shape));
-  }
-  config.vocab_size = embedding->weight.shape.dim(0);
+  config.vocab_size = require_gguf_embedding(metadata, weights).weight.shape.dim(0);
   config.tied_head = weights.find("lm_head.weight") == nullptr;
   config.per_layer_vocab_size = config.vocab_size;
 

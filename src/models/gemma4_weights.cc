@@ -4,6 +4,7 @@
 
 #include "models/gemma4.h"
 #include "models/gemma_names.h"
+#include "models/layer_binder.h"
 
 namespace braid {
 namespace {
@@ -72,108 +73,89 @@ Gemma4::Gemma4(Gemma4Config config, ModelFiles& files) : config_(std::move(confi
 
 Gemma4::Layer Gemma4::bind_layer(WeightBinder& binder, int64_t index) const {
   const Gemma4Config::Layer& shape = config_.layers[index];
-  const std::string prefix = fmt::format("layers.{}.", index);
   const int64_t hidden = config_.hidden_size;
   const float eps = config_.rms_norm_eps;
   const int64_t q_rows = config_.num_heads * shape.head_dim;
   const int64_t kv_rows = shape.num_kv_heads * shape.head_dim;
 
   Layer layer;
-  const auto norm = [&](const char* name, int64_t width) {
-    layer.info.num_parameters += width;
-    return RmsNorm(binder.f32(prefix + name + ".weight", {width}), eps);
-  };
-  const auto linear = [&](const char* name, int64_t out, int64_t in) {
-    Weight weight = binder.weight(prefix + name + ".weight", {out, in});
-    layer.info.num_parameters += out * in;
-    if (!weight.empty()) layer.info.bytes_read_per_token += weight.size_bytes();
-    return Linear(std::move(weight));
-  };
+  LayerBinder bind(binder, fmt::format("layers.{}.", index), {.epsilon = eps}, layer.info);
 
-  layer.input_norm = norm("input_layernorm", hidden);
-  layer.post_attention_norm = norm("post_attention_layernorm", hidden);
-  layer.pre_mlp_norm = norm("pre_feedforward_layernorm", hidden);
-  layer.post_mlp_norm = norm("post_feedforward_layernorm", hidden);
+  layer.input_norm = bind.norm("input_layernorm", hidden);
+  layer.post_attention_norm = bind.norm("post_attention_layernorm", hidden);
+  layer.pre_mlp_norm = bind.norm("pre_feedforward_layernorm", hidden);
+  layer.post_mlp_norm = bind.norm("post_feedforward_layernorm", hidden);
 
   layer.info.attention = fmt::format("{} {} x {}", shape.sliding ? "sliding" : "full",
                                      shape.num_kv_heads, shape.head_dim);
-  layer.attention.q = linear("self_attn.q_proj", q_rows, hidden);
-  layer.attention.q_norm = norm("self_attn.q_norm", shape.head_dim);
-  layer.attention.output = linear("self_attn.o_proj", hidden, q_rows);
+  layer.attention.q = bind.linear("self_attn.q_proj", q_rows, hidden);
+  layer.attention.q_norm = bind.norm("self_attn.q_norm", shape.head_dim);
+  layer.attention.output = bind.linear("self_attn.o_proj", hidden, q_rows);
   layer.attention.v_norm = RmsNorm(eps);
   if (shape.kv_donor) {
     layer.info.attention += fmt::format(", KV of layer {}", *shape.kv_donor);
     for (const char* leftover :
          {"self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.k_norm.weight"}) {
-      binder.ignore(prefix + leftover, "the layer borrows keys and values");
+      bind.ignore(leftover, "the layer borrows keys and values");
     }
   } else {
-    layer.attention.k = linear("self_attn.k_proj", kv_rows, hidden);
-    layer.attention.k_norm = norm("self_attn.k_norm", shape.head_dim);
+    layer.attention.k = bind.linear("self_attn.k_proj", kv_rows, hidden);
+    layer.attention.k_norm = bind.norm("self_attn.k_norm", shape.head_dim);
     if (shape.values_from_keys) {
       layer.info.attention += ", K=V";
     } else {
-      layer.attention.v = linear("self_attn.v_proj", kv_rows, hidden);
+      layer.attention.v = bind.linear("self_attn.v_proj", kv_rows, hidden);
     }
   }
 
   layer.info.feed_forward = fmt::format("dense {}", shape.mlp_width);
-  layer.mlp = GatedMlp(linear("mlp.gate_proj", shape.mlp_width, hidden),
-                       linear("mlp.up_proj", shape.mlp_width, hidden),
-                       linear("mlp.down_proj", hidden, shape.mlp_width));
+  layer.mlp = bind.gated_mlp("mlp", Activation::kGeluTanh, shape.mlp_width, hidden);
   if (config_.num_experts > 0) {
     layer.moe = std::make_unique<Moe>();
-    layer.moe->post_mlp_norm = norm("post_feedforward_layernorm_1", hidden);
-    layer.moe->pre_experts_norm = norm("pre_feedforward_layernorm_2", hidden);
-    layer.moe->post_experts_norm = norm("post_feedforward_layernorm_2", hidden);
-    layer.moe->router = linear("router.proj", config_.num_experts, hidden);
-    bind_moe(binder, prefix, *layer.moe, layer.info);
+    layer.moe->post_mlp_norm = bind.norm("post_feedforward_layernorm_1", hidden);
+    layer.moe->pre_experts_norm = bind.norm("pre_feedforward_layernorm_2", hidden);
+    layer.moe->post_experts_norm = bind.norm("post_feedforward_layernorm_2", hidden);
+    layer.moe->router = bind.linear("router.proj", config_.num_experts, hidden);
+    bind_moe(bind, *layer.moe, layer.info);
   }
   if (const int64_t width = config_.per_layer_width; width > 0) {
     layer.per_layer_input = std::make_unique<PerLayerInput>();
-    layer.per_layer_input->gate = linear("per_layer_input_gate", width, hidden);
-    layer.per_layer_input->projection = linear("per_layer_projection", hidden, width);
-    layer.per_layer_input->post_norm = norm("post_per_layer_input_norm", hidden);
+    layer.per_layer_input->gate = bind.linear("per_layer_input_gate", width, hidden);
+    layer.per_layer_input->projection = bind.linear("per_layer_projection", hidden, width);
+    layer.per_layer_input->post_norm = bind.norm("post_per_layer_input_norm", hidden);
   }
-  if (config_.layer_scalars_required || binder.has(prefix + "layer_scalar")) {
-    layer.scalar = binder.scalar(prefix + "layer_scalar");
-    layer.info.num_parameters += 1;
+  if (config_.layer_scalars_required || bind.has("layer_scalar")) {
+    layer.scalar = bind.scalar("layer_scalar");
   }
   return layer;
 }
 
-void Gemma4::bind_moe(WeightBinder& binder, const std::string& prefix, Moe& moe,
-                      LayerInfo& info) const {
+void Gemma4::bind_moe(LayerBinder& bind, Moe& moe, LayerInfo& info) const {
   const int64_t hidden = config_.hidden_size;
   const int64_t experts = config_.num_experts;
   const int64_t width = config_.expert_width;
 
-  Tensor router_scale = binder.f32(prefix + "router.scale", {hidden});
+  Tensor router_scale = bind.vector("router.scale", {hidden});
   if (!router_scale.view().empty()) {
     const float factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(hidden)));
     for (float& s : router_scale.view().span<float>()) s *= factor;
   }
   moe.router_norm = RmsNorm(std::move(router_scale), config_.rms_norm_eps);
 
+  const LayerBinder::Share active{config_.top_k_experts, experts};
   MixtureOfExperts::Weights weights;
-  if (binder.has(prefix + "experts.gate_proj")) {
-    weights.gate = binder.weight(prefix + "experts.gate_proj", {experts, width, hidden});
-    weights.up = binder.weight(prefix + "experts.up_proj", {experts, width, hidden});
+  if (bind.has("experts.gate_proj")) {
+    weights.gate = bind.weight("experts.gate_proj", {experts, width, hidden}, active);
+    weights.up = bind.weight("experts.up_proj", {experts, width, hidden}, active);
   } else {
-    weights.gate_up = binder.weight(prefix + "experts.gate_up_proj", {experts, 2 * width, hidden});
+    weights.gate_up = bind.weight("experts.gate_up_proj", {experts, 2 * width, hidden}, active);
   }
-  weights.down = binder.weight(prefix + "experts.down_proj", {experts, hidden, width});
-  weights.expert_scale = binder.f32(prefix + "router.per_expert_scale", {experts});
+  weights.down = bind.weight("experts.down_proj", {experts, hidden, width}, active);
+  weights.expert_scale = bind.vector("router.per_expert_scale", {experts});
 
   info.feed_forward +=
       fmt::format(" + {} of {} experts x {}", config_.top_k_experts, experts, width);
-  info.num_parameters += 3 * experts * width * hidden + experts + hidden;
-  for (const Weight* weight : {&weights.gate_up, &weights.gate, &weights.up, &weights.down}) {
-    if (!weight->empty()) {
-      info.bytes_read_per_token += weight->size_bytes() / experts * config_.top_k_experts;
-    }
-  }
-  moe.experts = MixtureOfExperts(std::move(weights), config_.top_k_experts);
+  moe.experts = MixtureOfExperts(Activation::kGeluTanh, std::move(weights), config_.top_k_experts);
 }
 
 }  // namespace braid

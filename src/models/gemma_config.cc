@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
-
 namespace braid {
 
 void refuse_unimplemented_gemma(const ConfigReader& text) {
@@ -33,12 +31,6 @@ std::optional<std::vector<bool>> find_sliding_layers(const ConfigReader& text, i
     sliding[i] = type == "sliding_attention";
   }
   return sliding;
-}
-
-bool is_layer_count(int64_t num_layers) { return num_layers > 0 && num_layers <= 100000; }
-
-void require_positive(const std::string& origin, std::string_view field, int64_t value) {
-  if (value <= 0) throw Error("{}: {} is {}; it must be positive", origin, field, value);
 }
 
 }  // namespace braid

@@ -2,11 +2,10 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "checkpoint/config_reader.h"
+#include "models/config_checks.h"
 
 namespace braid {
 
@@ -17,10 +16,5 @@ void refuse_unimplemented_gemma(const ConfigReader& text);
 
 // "layer_types" as one flag a layer, true for sliding; nothing if the field is absent.
 std::optional<std::vector<bool>> find_sliding_layers(const ConfigReader& text, int64_t num_layers);
-
-// num_hidden_layers, or block_count of a GGUF file, within sane limits.
-bool is_layer_count(int64_t num_layers);
-
-void require_positive(const std::string& origin, std::string_view field, int64_t value);
 
 }  // namespace braid

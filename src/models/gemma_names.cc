@@ -1,12 +1,13 @@
 #include "models/gemma_names.h"
 
+#include <fmt/format.h>
+
 #include <array>
-#include <utility>
+
+#include "models/tensor_names.h"
 
 namespace braid {
 namespace {
-
-using NamePair = std::pair<std::string_view, std::string_view>;
 
 constexpr std::array kGlobalNames = {
     NamePair{"token_embd.weight", "embed_tokens.weight"},
@@ -49,32 +50,14 @@ constexpr std::array kBlockNames = {
 
 }  // namespace
 
-void use_canonical_gemma_names(WeightMap& weights) {
-  weights.rename([](std::string_view name) -> std::string {
-    for (std::string_view prefix :
-         {"model.language_model.", "language_model.model.", "model.", "language_model."}) {
-      if (name.starts_with(prefix)) return std::string(name.substr(prefix.size()));
-    }
-    return {};
-  });
-}
+void use_canonical_gemma_names(WeightMap& weights) { strip_decoder_prefixes(weights); }
 
 void use_canonical_gemma_gguf_names(WeightMap& weights) {
   weights.rename([](std::string_view name) -> std::string {
-    for (const auto& [gguf, canonical] : kGlobalNames) {
-      if (name == gguf) return std::string(canonical);
-    }
-    constexpr std::string_view kBlock = "blk.";
-    if (!name.starts_with(kBlock)) return {};
-    const size_t dot = name.find('.', kBlock.size());
-    if (dot == std::string_view::npos) return {};
-    const std::string_view index = name.substr(kBlock.size(), dot - kBlock.size());
-    for (const auto& [gguf, canonical] : kBlockNames) {
-      if (name.substr(dot + 1) == gguf) {
-        return "layers." + std::string(index) + "." + std::string(canonical);
-      }
-    }
-    return {};
+    const auto block = parse_block_tensor(name);
+    if (!block) return translate(name, kGlobalNames);
+    const std::string canonical = translate(block->name, kBlockNames);
+    return canonical.empty() ? canonical : fmt::format("layers.{}.{}", block->block, canonical);
   });
 }
 

@@ -6,6 +6,8 @@
 #include "models/gemma3.h"
 #include "models/gemma4.h"
 #include "models/gemma_names.h"
+#include "models/qwen3_next.h"
+#include "models/qwen_names.h"
 
 namespace braid {
 namespace {
@@ -21,6 +23,16 @@ std::unique_ptr<Model> load_gemma(ModelFiles& files) {
   return std::make_unique<Family>(Config::from_json(files.config()), files);
 }
 
+std::unique_ptr<Model> load_qwen(ModelFiles& files) {
+  if (files.is_gguf()) {
+    use_canonical_qwen_gguf_names(files.weights(), num_qwen_gguf_layers(files.gguf()));
+    return std::make_unique<Qwen3Next>(Qwen3NextConfig::from_gguf(files.gguf(), files.weights()),
+                                       files);
+  }
+  use_canonical_qwen_names(files.weights());
+  return std::make_unique<Qwen3Next>(Qwen3NextConfig::from_json(files.config()), files);
+}
+
 struct Entry {
   const char* model_type;
   std::unique_ptr<Model> (*load)(ModelFiles& files);
@@ -33,6 +45,14 @@ constexpr Entry kFamilies[] = {
     {"gemma4_text", load_gemma<Gemma4, Gemma4Config>},
     {"gemma4_unified", load_gemma<Gemma4, Gemma4Config>},
     {"gemma4_unified_text", load_gemma<Gemma4, Gemma4Config>},
+    {"qwen3_next", load_qwen},
+    {"qwen3next", load_qwen},
+    {"qwen3_5", load_qwen},
+    {"qwen3_5_text", load_qwen},
+    {"qwen3_5_moe", load_qwen},
+    {"qwen3_5_moe_text", load_qwen},
+    {"qwen35", load_qwen},
+    {"qwen35moe", load_qwen},
 };
 
 }  // namespace

@@ -14,9 +14,9 @@ struct Routing {
 };
 
 // The k largest logits (ties: lower index; NaN last), weighted by a softmax over all experts that
-// is renormalised over the chosen ones; expert_scale may be null.
-inline Routing route(const float* logits, int64_t num_experts, int64_t k,
-                     const float* expert_scale) {
+// is renormalised over the chosen ones if `renormalise`; expert_scale may be null.
+inline Routing route(const float* logits, int64_t num_experts, int64_t k, const float* expert_scale,
+                     bool renormalise = true) {
   std::vector<int32_t> order(num_experts);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
@@ -38,7 +38,7 @@ inline Routing route(const float* logits, int64_t num_experts, int64_t k,
     chosen += routing.weights.back();
   }
   for (int64_t i = 0; i < k; ++i) {
-    routing.weights[i] /= chosen;
+    if (renormalise) routing.weights[i] /= chosen;
     if (expert_scale != nullptr) routing.weights[i] *= expert_scale[routing.experts[i]];
   }
   return routing;

@@ -1,0 +1,30 @@
+#pragma once
+
+#include "layers/gated_mlp.h"
+#include "layers/mixture_of_experts.h"
+
+namespace braid {
+
+// Routed experts and one that every token passes, weighted by a gate of its own:
+//   Σ routed + sigmoid(W_gate·x) · shared(x)
+class SharedExpertMoe {
+ public:
+  SharedExpertMoe() = default;
+  // router: [experts, hidden]; shared_gate: [1, hidden].
+  SharedExpertMoe(Linear router, MixtureOfExperts experts, GatedMlp shared, Linear shared_gate)
+      : router_(std::move(router)),
+        experts_(std::move(experts)),
+        shared_(std::move(shared)),
+        shared_gate_(std::move(shared_gate)) {}
+
+  // x: [tokens, hidden]; result: [tokens, hidden].
+  TensorView run(StepContext& step, const TensorView& x) const;
+
+ private:
+  Linear router_;
+  MixtureOfExperts experts_;
+  GatedMlp shared_;
+  Linear shared_gate_;
+};
+
+}  // namespace braid

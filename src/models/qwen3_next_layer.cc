@@ -1,0 +1,48 @@
+#include "models/qwen3_next_layer.h"
+
+#include <cmath>
+
+#include "layers/attention.h"
+#include "ops/elementwise/elementwise.h"
+
+namespace braid {
+
+void Qwen3NextLayer::run(StepContext& step, int64_t index, const Rotary& rotary,
+                         const Rotary::Tables& tables, const TensorView& x) const {
+  Workspace::Scope scope(step.workspace);
+  add(step.stream, x, mix_tokens(step, index, rotary, tables, input_norm_.run(step, x)));
+  add(step.stream, x, feed_forward(step, post_attention_norm_.run(step, x)));
+}
+
+TensorView Qwen3NextLayer::mix_tokens(StepContext& step, int64_t index, const Rotary& rotary,
+                                      const Rotary::Tables& tables, const TensorView& h) const {
+  return delta_net_ ? delta_net_->run(step, index, h)
+                    : attention_->run(step, index, rotary, tables, h);
+}
+
+TensorView Qwen3NextLayer::feed_forward(StepContext& step, const TensorView& h) const {
+  return experts_ ? experts_->run(step, h) : mlp_->run(step, h);
+}
+
+// W_o·(attention(q, k, v) ⊙ sigmoid(W_gate·h)), q and k normed per head before they turn.
+TensorView Qwen3NextLayer::Attention::run(StepContext& step, int64_t index, const Rotary& rotary,
+                                          const Rotary::Tables& tables, const TensorView& h) const {
+  const int64_t tokens = step.num_tokens();
+  const Shape kv_shape{tokens, num_kv_heads, head_dim};
+  const LinearInput input =
+      prepare_input(step, h, {&q.weight(), &gate.weight(), &k.weight(), &v.weight()});
+  const TensorView queries = q.run(step, input).reshape({tokens, num_heads, head_dim});
+  const TensorView keys = k.run(step, input).reshape(kv_shape);
+  const TensorView values = v.run(step, input).reshape(kv_shape);
+  q_norm.run_in_place(step, queries);
+  k_norm.run_in_place(step, keys);
+  rotary.apply(step, tables, queries);
+  rotary.apply(step, tables, keys);
+  store_kv(step, index, keys, values);
+  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+  const TensorView out = attend(step, index, queries, {.scale = scale});
+  sigmoid_mul(step.stream, out, gate.run(step, input));
+  return output.run(step, out);
+}
+
+}  // namespace braid

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+
+#include "checkpoint/weight_map.h"
+
+namespace braid {
+
+// Gives every tensor of a Qwen3-Next or Qwen3.5 checkpoint its canonical name: that of the text
+// decoder in Hugging Face files below the prefix ("layers.3.linear_attn.out_proj.weight"), and
+// "mtp.…" for the head that predicts one token more.
+void use_canonical_qwen_names(WeightMap& weights);
+
+// Translates the names of GGUF files of architecture qwen3next, qwen35 or qwen35moe; unknown names
+// stay as they are. The first `num_layers` blocks are the decoder's; the next one is the MTP
+// head's. What has no counterpart in Hugging Face files: "linear_attn.decay_rate" holds
+// −exp(A_log).
+void use_canonical_qwen_gguf_names(WeightMap& weights, int64_t num_layers);
+
+// Marks the vision tower as not needed.
+void ignore_qwen_towers(WeightBinder& binder);
+
+}  // namespace braid

@@ -1,0 +1,37 @@
+#include "models/tensor_names.h"
+
+#include <charconv>
+
+namespace braid {
+
+std::string translate(std::string_view name, std::span<const NamePair> pairs) {
+  for (const auto& [gguf, canonical] : pairs) {
+    if (name == gguf) return std::string(canonical);
+  }
+  return {};
+}
+
+std::optional<BlockTensor> parse_block_tensor(std::string_view name) {
+  constexpr std::string_view kBlock = "blk.";
+  if (!name.starts_with(kBlock)) return std::nullopt;
+  name.remove_prefix(kBlock.size());
+  BlockTensor tensor;
+  const auto [end, error] = std::from_chars(name.begin(), name.end(), tensor.block);
+  if (error != std::errc() || tensor.block < 0 || end == name.end() || *end != '.') {
+    return std::nullopt;
+  }
+  tensor.name = name.substr(static_cast<size_t>(end - name.begin()) + 1);
+  return tensor;
+}
+
+void strip_decoder_prefixes(WeightMap& weights) {
+  weights.rename([](std::string_view name) -> std::string {
+    for (std::string_view prefix :
+         {"model.language_model.", "language_model.model.", "model.", "language_model."}) {
+      if (name.starts_with(prefix)) return std::string(name.substr(prefix.size()));
+    }
+    return {};
+  });
+}
+
+}  // namespace braid
