@@ -52,9 +52,13 @@ Dims check(const GatedDeltaInputs& in, const RecurrentLayer& layer, const Tensor
   return d;
 }
 
-bool uses_chunks(const RecurrentRows& rows, GatedDeltaForm form) {
-  if (form == GatedDeltaForm::kAuto) return !rows.logged && rows.num_rows >= kMinDeltaChunkRows;
-  return form == GatedDeltaForm::kChunks;
+// Rows that go in chunks, the first ones; the others go token by token. What a step's last, partial
+// chunk takes depends on its size alone, so that splits between chunks change nothing.
+int64_t num_chunked_rows(const RecurrentRows& rows, GatedDeltaForm form) {
+  if (form == GatedDeltaForm::kChunks) return rows.num_rows;
+  if (form == GatedDeltaForm::kRecurrent || rows.logged) return 0;
+  const int64_t partial = rows.num_rows % kDeltaChunkTokens;
+  return partial < kMinDeltaChunkRows ? rows.num_rows - partial : rows.num_rows;
 }
 
 void check(const RecurrentRows& rows, const Dims& d, const RecurrentLayer& layer,
@@ -68,7 +72,7 @@ void check(const RecurrentRows& rows, const Dims& d, const RecurrentLayer& layer
   BRAID_CHECK(rows.num_replayed >= 0 && rows.num_replayed <= logged &&
                   !(rows.fresh && rows.num_replayed > 0),
               "{} of {} logged tokens to replay, fresh: {}", rows.num_replayed, logged, rows.fresh);
-  BRAID_CHECK(!rows.logged || (rows.num_rows <= logged && !uses_chunks(rows, form)),
+  BRAID_CHECK(!rows.logged || (rows.num_rows <= logged && num_chunked_rows(rows, form) == 0),
               "{} rows to log, room for {}", rows.num_rows, logged);
 }
 
@@ -165,13 +169,11 @@ struct Task {
 
   void run(GatedDeltaForm form) const {
     fetch_replayed();
-    if (uses_chunks(rows, form)) {
-      run_chunks();
-      return;
-    }
+    const int64_t chunked = num_chunked_rows(rows, form);
+    if (chunked > 0) run_chunks(chunked);
     // Logged rows go in one block: their running state does not outlast it.
     const int64_t block = rows.logged ? rows.num_rows : kRecurrentTokens;
-    for (int64_t first = 0; first < rows.num_rows; first += block) {
+    for (int64_t first = chunked; first < rows.num_rows; first += block) {
       run_recurrent(first, std::min(block, rows.num_rows - first));
     }
   }
@@ -261,7 +263,7 @@ struct Task {
 
   float* panels(int64_t i) const { return scratch.panels + i * sizes.panel_elements; }
 
-  void run_chunks() const {
+  void run_chunks(int64_t num_rows) const {
     for (int64_t i = 0; i < d.ratio(); ++i) {
       if (rows.fresh) {
         std::fill_n(panels(i), sizes.panel_elements, 0.0f);
@@ -270,8 +272,8 @@ struct Task {
       if (rows.num_replayed > 0) recurrent.run(replayed_rows(i));
       chunks.load_panels(state(value_head(i)), d.value_dim, d.key_dim, panels(i));
     }
-    for (int64_t first = 0; first < rows.num_rows; first += kDeltaChunkTokens) {
-      run_chunk(first, std::min(kDeltaChunkTokens, rows.num_rows - first));
+    for (int64_t first = 0; first < num_rows; first += kDeltaChunkTokens) {
+      run_chunk(first, std::min(kDeltaChunkTokens, num_rows - first));
     }
     for (int64_t i = 0; i < d.ratio(); ++i) {
       chunks.store_panels(panels(i), d.value_dim, d.key_dim, state(value_head(i)));
@@ -333,7 +335,7 @@ void gated_delta(Stream& stream, Workspace& workspace, const GatedDeltaInputs& i
   for (const RecurrentRows& rows : sequences) {
     check(rows, d, layer, options.form);
     if (rows.num_rows == 0) continue;
-    const bool chunks = uses_chunks(rows, options.form);
+    const bool chunks = num_chunked_rows(rows, options.form) > 0;
     const int64_t block = chunks        ? kDeltaChunkTokens
                           : rows.logged ? rows.num_rows
                                         : kRecurrentTokens;

@@ -26,13 +26,13 @@ struct GatedDeltaInputs {
   TensorView dt_bias;  // [value_heads]
 };
 
-// Rows of a sequence from which kAuto takes chunks, which are then faster.
+// Rows from which kAuto takes a chunk, which is then faster.
 inline constexpr int64_t kMinDeltaChunkRows = 32;
 
 // How the rows of a sequence are computed. Both forms agree to rounding, and leave the same state
 // to rounding.
 enum class GatedDeltaForm {
-  kAuto,       // recurrent for logged rows and few rows, else chunks
+  kAuto,       // recurrent for logged rows and a partial chunk of few rows, else chunks
   kRecurrent,  // token by token; the only form that logs
   kChunks,     // 64 tokens at a time, as matrix products; chunks restart at the first row
 };
