@@ -224,7 +224,8 @@ def randomise(model, mtp, variant, generator):
         elif name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
             value = 0.5 * scale * normal
         elif name.endswith("embed_tokens.weight"):
-            value = 0.7 * normal
+            # A tied head would repeat the token at hand if its embedding made up most of the stream.
+            value = (0.25 if model.config.tie_word_embeddings else 0.7) * normal
         elif name.endswith("lm_head.weight"):
             value = 2 * scale * normal
         else:
