@@ -22,14 +22,34 @@ int64_t resolve_context(const Model& model, int64_t asked) {
   return asked;
 }
 
-CacheOptions cache_options(const EngineOptions& options, int64_t max_context) {
+ChunkOptions chunk_options(const Model& model, const EngineOptions& options, int64_t max_context) {
+  return {.budget = std::min(options.batch_tokens, max_context),
+          .alignment = model.prefill_alignment()};
+}
+
+int64_t max_kept_sequences(const EngineOptions& options) {
   // A retained sequence keeps its pages while another starts.
-  const int64_t sequences = options.max_sequences + (options.reuse_last ? 1 : 0);
+  return options.max_sequences + (options.reuse_last ? 1 : 0);
+}
+
+CacheOptions cache_options(const Model& model, const EngineOptions& options, int64_t max_context) {
+  const int64_t sequences = max_kept_sequences(options);
+  const int64_t step = max_planned_tokens(chunk_options(model, options, max_context));
+  const int64_t drafts = options.speculation.drafter ? options.speculation.max_drafts : 0;
   return {.kv_dtype = options.kv_dtype,
           .max_tokens = sequences * max_context,
           .max_sequences = sequences,
           .max_sequence_tokens = max_context,
-          .max_step_tokens = std::min(options.batch_tokens, max_context)};
+          .max_step_tokens = step,
+          .max_logged_tokens = drafts > 0 ? std::min(drafts + 1, step) : 0};
+}
+
+const EngineOptions& check(const EngineOptions& options) {
+  const int64_t drafts = options.speculation.max_drafts;
+  if (options.speculation.drafter && (drafts < 1 || drafts > SpeculationOptions::kMaxDrafts)) {
+    throw Error("{} draft tokens: expected 1 to {}", drafts, SpeculationOptions::kMaxDrafts);
+  }
+  return options;
 }
 
 uint64_t random_seed() {
@@ -41,7 +61,7 @@ uint64_t random_seed() {
 
 struct Engine::Sequence {
   Sequence(RequestId id, GenerationRequest request, uint64_t seed, const Tokenizer* tokenizer)
-      : id(id), request(std::move(request)), seed(seed), stop(this->request.stop) {
+      : id(id), request(std::move(request)), seed(seed), stop(this->request.stop), drafter_key(id) {
     tokens = this->request.prompt;
     if (tokenizer != nullptr) decoder.emplace(*tokenizer, /*skip_special=*/true);
     if (this->request.sampling.has_penalties()) history.add_prompt(tokens);
@@ -49,6 +69,11 @@ struct Engine::Sequence {
 
   int64_t num_generated() const {
     return static_cast<int64_t>(tokens.size() - request.prompt.size());
+  }
+
+  // Of the next token.
+  SamplingKey next_key() const {
+    return {.seed = seed, .request = request.sampling_stream, .position = tokens.size()};
   }
 
   RequestId id;
@@ -59,6 +84,10 @@ struct Engine::Sequence {
   TokenHistory history;
   std::optional<StreamDecoder> decoder;
   StopChecker stop;
+  int64_t drafter_key;               // names it to the drafter
+  int64_t drafter_length = 0;        // state->length() in its last round
+  int64_t asked_drafts = 0;          // in the last round
+  std::vector<int32_t> with_drafts;  // the newest token and guesses of the next ones, if any
   bool cancelled = false;
   bool finished = false;
   bool failed = false;
@@ -66,12 +95,23 @@ struct Engine::Sequence {
 
 Engine::Engine(const LoadedModel& loaded, const EngineOptions& options)
     : loaded_(loaded),
-      options_(options),
+      options_(check(options)),
       max_context_(resolve_context(loaded.model(), options.max_context)),
       threads_(options.threads),
       stream_(threads_),
-      pool_(loaded.model().cache_layout(), cache_options(options, max_context_)),
-      runner_(loaded.model(), pool_, stream_, {.precision = options.precision}) {}
+      pool_(loaded.model().cache_layout(), cache_options(loaded.model(), options, max_context_)),
+      runner_(loaded.model(), pool_, stream_, {.precision = options.precision}) {
+  if (!options.speculation.drafter) return;
+  speculation_.emplace(options.speculation,
+                       DrafterSetup{.target = loaded.model(),
+                                    .stream = stream_,
+                                    .precision = options.precision,
+                                    .kv_dtype = options.kv_dtype,
+                                    .max_context = max_context_,
+                                    .max_sequences = max_kept_sequences(options),
+                                    .max_step_tokens = runner_.max_step_tokens(),
+                                    .max_drafts = options.speculation.max_drafts});
+}
 
 Engine::~Engine() = default;
 
@@ -117,8 +157,8 @@ std::vector<TokenEvent> Engine::step() {
   admit();
   if (!running_.empty()) run_step(events);
   retire_finished();
-  std::sort(events.begin(), events.end(),
-            [](const TokenEvent& a, const TokenEvent& b) { return a.request < b.request; });
+  std::stable_sort(events.begin(), events.end(),
+                   [](const TokenEvent& a, const TokenEvent& b) { return a.request < b.request; });
   return events;
 }
 
@@ -155,7 +195,12 @@ void Engine::start(Sequence& sequence) {
                                               static_cast<int64_t>(sequence.tokens.size()) - 1});
     if (common > 0 && state.truncate(common)) {
       sequence.state.emplace(std::move(state));
+      sequence.drafter_key = retained_->drafter_key;
+      sequence.drafter_length = common;
+      if (speculation_) speculation_->rewind(sequence.drafter_key, common);
       stats_.reused_tokens += common;
+    } else {
+      forget_drafts(*retained_);
     }
     retained_.reset();
   }
@@ -166,12 +211,17 @@ void Engine::plan_step() {
   pending_.clear();
   owners_.clear();
   for (auto& sequence : running_) {
-    const std::span<const int32_t> tokens = sequence->tokens;
-    pending_.push_back(
-        {&*sequence->state, tokens.subspan(sequence->state->length()), WantedLogits::kLast});
+    std::span<const int32_t> tokens = sequence->tokens;
+    tokens = tokens.subspan(static_cast<size_t>(sequence->state->length()));
+    int64_t num_drafts = 0;
+    if (!sequence->with_drafts.empty()) {
+      tokens = sequence->with_drafts;
+      num_drafts = static_cast<int64_t>(tokens.size()) - 1;
+    }
+    pending_.push_back({&*sequence->state, tokens, WantedLogits::kLast, num_drafts});
     owners_[&*sequence->state] = sequence.get();
   }
-  plan_chunks(pending_, runner_.max_step_tokens(), plan_);
+  plan_chunks(pending_, chunk_options(loaded_.model(), options_, max_context_), plan_);
 }
 
 void Engine::run_step(std::vector<TokenEvent>& events) {
@@ -185,7 +235,7 @@ void Engine::run_step(std::vector<TokenEvent>& events) {
   }
   StepResult result;
   try {
-    result = runner_.run(plan_);
+    result = runner_.run(plan_, {.wants_hidden = speculation_ && speculation_->wants_hidden()});
   } catch (const Error& error) {
     for (const SequenceStep& step : plan_.sequences) {
       Sequence& sequence = *owners_.at(step.sequence);
@@ -196,22 +246,58 @@ void Engine::run_step(std::vector<TokenEvent>& events) {
   }
   BRAID_CHECK(result.status == StepStatus::kDone, "the cache is sized for every admitted sequence");
 
-  for (size_t i = 0; i < result.rows.size(); ++i) {
-    const LogitsRow& row = result.rows[i];
-    const std::span<const float> logits(result.logits.row<float>(i),
-                                        static_cast<size_t>(result.logits.dim(1)));
-    Sequence& sequence = *owners_.at(plan_.sequences[row.sequence].sequence);
-    events.push_back(accept_logits(sequence, logits, row.finite));
+  int64_t num_drawn = 0;
+  size_t row = 0;
+  for (const SequenceStep& step : plan_.sequences) {
+    const int64_t drawn = accept_rows(step, result, row, events);
+    if (!step.commit) step.sequence->commit(drawn);
+    num_drawn += drawn;
   }
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const bool decoding = prompt_tokens == 0;
+  double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (speculation_) {
+    speculation_->observe_step(static_cast<int64_t>(plan_.sequences.size()), num_drawn, seconds,
+                               decoding);
+    draft_next(result);
+    seconds += speculation_->round_seconds();
+  }
   stats_.prompt_tokens += prompt_tokens;
-  if (prompt_tokens > 0) {
-    stats_.prefill_seconds += seconds;
-  } else {
+  if (decoding) {
     stats_.decode_seconds += seconds;
-    stats_.decode_tokens += static_cast<int64_t>(result.rows.size());
+    stats_.decode_tokens += num_drawn;
+  } else {
+    stats_.prefill_seconds += seconds;
   }
+}
+
+// Draws from the step's rows of logits, which begin at `row`: each draft that is the token drawn
+// makes the next row count too. Returns the number of tokens drawn, which is that of the step's
+// tokens that hold; rows after them come to nothing.
+int64_t Engine::accept_rows(const SequenceStep& step, const StepResult& result, size_t& row,
+                            std::vector<TokenEvent>& events) {
+  Sequence& sequence = *owners_.at(step.sequence);
+  const size_t num_rows = step.logits == WantedLogits::kNone  ? 0
+                          : step.logits == WantedLogits::kAll ? step.tokens.size()
+                                                              : 1;
+  const size_t first = row;
+  row += num_rows;
+  int64_t drawn = 0, accepted = 0;
+  for (size_t i = first; i < row; ++i) {
+    const std::span<const float> logits(result.logits.row<float>(static_cast<int64_t>(i)),
+                                        static_cast<size_t>(result.logits.dim(1)));
+    events.push_back(accept_logits(sequence, logits, result.rows[i].finite));
+    ++drawn;
+    if (!events.back().token || i + 1 == row) break;
+    if (events.back().token->token != step.tokens[i - first + 1]) break;
+    ++accepted;
+    if (sequence.finished) break;
+  }
+  if (speculation_ && sequence.asked_drafts > 0) {
+    const int64_t planned = static_cast<int64_t>(step.tokens.size()) - 1;
+    const bool cut = planned + 1 < static_cast<int64_t>(sequence.with_drafts.size());
+    speculation_->observe_drafts(cut ? planned : sequence.asked_drafts, planned, accepted);
+  }
+  return drawn;
 }
 
 TokenEvent Engine::accept_logits(Sequence& sequence, std::span<const float> logits, bool finite) {
@@ -221,10 +307,8 @@ TokenEvent Engine::accept_logits(Sequence& sequence, std::span<const float> logi
     finish(sequence, event, FinishReason::kError);
     return event;
   }
-  const SamplingKey key{.seed = sequence.seed,
-                        .request = sequence.request.sampling_stream,
-                        .position = static_cast<uint64_t>(sequence.tokens.size())};
-  event.token = sampler_.sample(logits, sequence.request.sampling, &sequence.history, key);
+  event.token =
+      sampler_.sample(logits, sequence.request.sampling, &sequence.history, sequence.next_key());
   if (!event.token) {
     event.error = "no token can be drawn: all are suppressed";
     finish(sequence, event, FinishReason::kError);
@@ -272,14 +356,88 @@ void Engine::finish(Sequence& sequence, TokenEvent& event, FinishReason reason) 
   sequence.failed = reason == FinishReason::kError;
 }
 
+// Tells the drafter what the step has added and lets it guess what comes next.
+void Engine::draft_next(const StepResult& result) {
+  int64_t num_decoding = 0;
+  for (const auto& sequence : running_) {
+    const int64_t pending =
+        static_cast<int64_t>(sequence->tokens.size()) - sequence->state->length();
+    if (!sequence->finished && pending == 1) ++num_decoding;
+  }
+  const int64_t asked = speculation_->begin_round(num_decoding);
+
+  draft_requests_.clear();
+  int64_t end_row = 0;
+  for (const SequenceStep& step : plan_.sequences) {
+    Sequence& sequence = *owners_.at(step.sequence);
+    const int64_t first_row = end_row;
+    end_row += static_cast<int64_t>(step.tokens.size());
+    const int64_t length = step.sequence->length();
+    const int64_t num_tokens = static_cast<int64_t>(sequence.tokens.size());
+    sequence.asked_drafts = 0;
+    // What a later request may take over must be complete.
+    if (sequence.finished && (!options_.reuse_last || sequence.failed)) continue;
+    if (!sequence.finished && num_tokens - length == 1) {
+      // With all of them accepted, the step draws one token more.
+      int64_t room = std::min(max_context_ - num_tokens, runner_.max_step_tokens()) - 1;
+      const int64_t limit = sequence.request.max_new_tokens;
+      if (limit > 0) room = std::min(room, limit - sequence.num_generated() - 1);
+      sequence.asked_drafts = std::clamp<int64_t>(asked, 0, std::max<int64_t>(room, 0));
+    }
+    DraftRequest request{.sequence = sequence.drafter_key,
+                         .tokens = sequence.tokens,
+                         .target = step.sequence,
+                         .max_drafts = sequence.asked_drafts,
+                         .sampling = &sequence.request.sampling,
+                         .key = sequence.next_key()};
+    if (!result.hidden.empty()) {
+      const int64_t added = length - sequence.drafter_length;
+      request.hidden = result.hidden.rows(first_row, added);
+    }
+    sequence.drafter_length = length;
+    if (sequence.request.sampling.has_penalties()) request.history = &sequence.history;
+    draft_requests_.push_back(std::move(request));
+  }
+  speculation_->draft(draft_requests_);
+  size_t next = 0;
+  for (const SequenceStep& step : plan_.sequences) {
+    Sequence& sequence = *owners_.at(step.sequence);
+    sequence.with_drafts.clear();
+    if (sequence.finished && (!options_.reuse_last || sequence.failed)) continue;
+    const std::vector<int32_t>& drafts = draft_requests_[next++].drafts;
+    if (drafts.empty()) continue;
+    sequence.with_drafts.push_back(sequence.tokens.back());
+    sequence.with_drafts.insert(sequence.with_drafts.end(), drafts.begin(), drafts.end());
+  }
+}
+
+void Engine::forget_drafts(const Sequence& sequence) {
+  if (speculation_) speculation_->forget(sequence.drafter_key);
+}
+
 void Engine::retire_finished() {
   for (auto& sequence : running_) {
     if (!sequence->finished) continue;
     // What failed may have left anything in the cache.
-    if (options_.reuse_last && !sequence->failed) retained_ = std::move(sequence);
+    if (options_.reuse_last && !sequence->failed) {
+      if (retained_ != nullptr) forget_drafts(*retained_);
+      retained_ = std::move(sequence);
+    } else {
+      forget_drafts(*sequence);
+    }
   }
   std::erase_if(running_,
                 [](const auto& sequence) { return sequence == nullptr || sequence->finished; });
+}
+
+void Engine::reset_stats() {
+  stats_ = {};
+  if (speculation_) speculation_->reset_stats();
+}
+
+std::optional<SpeculationStats> Engine::speculation_stats() const {
+  if (!speculation_) return std::nullopt;
+  return speculation_->stats();
 }
 
 }  // namespace braid

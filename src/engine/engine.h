@@ -12,6 +12,7 @@
 #include "runner/runner.h"
 #include "sampling/token_history.h"
 #include "scheduler/chunk_planner.h"
+#include "speculative/speculation.h"
 #include "tensor/stream.h"
 
 namespace braid {
@@ -20,12 +21,16 @@ struct EngineOptions {
   ThreadPoolOptions threads;
   ActivationPrecision precision = ActivationPrecision::kInt8;
   DType kv_dtype = DType::kBF16;
-  int64_t max_context = 0;     // tokens of one sequence; 0: the model's, at most kDefaultContext
-  int64_t max_sequences = 1;   // computed at a time; more wait
-  int64_t batch_tokens = 512;  // most tokens in one forward pass
+  int64_t max_context = 0;    // tokens of one sequence; 0: the model's, at most kDefaultContext
+  int64_t max_sequences = 1;  // computed at a time; more wait
+  // Most tokens in one forward pass; a model whose prompts want to be split at multiples of some
+  // number (Model::prefill_alignment) may get up to that many more.
+  int64_t batch_tokens = 512;
   // Keep the cache of the request that finished last; one whose prompt begins with the same tokens
   // computes only the rest. For conversations.
   bool reuse_last = false;
+  // Changes no text, only its speed.
+  SpeculationOptions speculation;
 
   static constexpr int64_t kDefaultContext = 32768;
 };
@@ -39,8 +44,10 @@ struct EngineStats {
   int64_t decode_tokens = 0;   // drawn in decode steps
 };
 
-// The step loop: admit, plan, run, sample, commit. One thread owns it and everything in it. A
-// request's tokens do not depend on what else is computed beside it.
+// The step loop: admit, plan, run, sample, commit, draft. One thread owns it and everything in it.
+// A request's tokens depend neither on what else is computed beside it nor on drafts: each token is
+// drawn from the target's own logits with the random number of its position, and a draft only
+// counts if it is the token drawn.
 class Engine {
  public:
   // The model must outlive the engine.
@@ -57,8 +64,9 @@ class Engine {
   void cancel(RequestId id);
 
   // One forward pass over the running requests. Returns what it brought, in the order of
-  // submission. What goes wrong with one request (logits that are not finite, say) ends that
-  // request alone; a failed forward pass ends those that took part in it.
+  // submission: an event for each token, several for a request whose drafts were accepted. What
+  // goes wrong with one request (logits that are not finite, say) ends that request alone; a failed
+  // forward pass ends those that took part in it.
   std::vector<TokenEvent> step();
 
   // Nothing waits or runs.
@@ -66,7 +74,9 @@ class Engine {
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
   int64_t max_context() const { return max_context_; }
   const EngineStats& stats() const { return stats_; }
-  void reset_stats() { stats_ = {}; }
+  void reset_stats();
+  // Nothing without speculation.
+  std::optional<SpeculationStats> speculation_stats() const;
   const CachePool& cache() const { return pool_; }
   const Runner& runner() const { return runner_; }
 
@@ -78,10 +88,14 @@ class Engine {
   void start(Sequence& sequence);
   void plan_step();
   void run_step(std::vector<TokenEvent>& events);
+  int64_t accept_rows(const SequenceStep& step, const StepResult& result, size_t& row,
+                      std::vector<TokenEvent>& events);
   TokenEvent accept_logits(Sequence& sequence, std::span<const float> logits, bool finite);
   void accept_token(Sequence& sequence, TokenEvent& event);
   void finish(Sequence& sequence, TokenEvent& event, FinishReason reason);
+  void draft_next(const StepResult& result);
   void retire_finished();
+  void forget_drafts(const Sequence& sequence);
 
   const LoadedModel& loaded_;
   EngineOptions options_;
@@ -91,12 +105,14 @@ class Engine {
   CachePool pool_;
   Runner runner_;
   Sampler sampler_;
+  std::optional<Speculation> speculation_;
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;
   std::unique_ptr<Sequence> retained_;  // the last finished one, with reuse_last
   std::vector<PendingTokens> pending_;
   std::unordered_map<const SequenceState*, Sequence*> owners_;  // of the running states
   StepPlan plan_;
+  std::vector<DraftRequest> draft_requests_;
   RequestId next_id_ = 0;
   EngineStats stats_;
 };

@@ -19,31 +19,47 @@ void penalise(std::span<float> logits, const SamplingParams& params, const Token
   }
 }
 
-// Also makes +inf finite, which only an extreme repetition penalty brings about.
-void process(std::span<float> logits, const SamplingParams& params, const TokenHistory* history) {
-  if (params.has_penalties()) {
-    BRAID_CHECK(history != nullptr, "penalties without a history");
-    penalise(logits, params, *history);
-    for (const TokenHistory::Entry& entry : history->entries()) {
-      logits[entry.token] = sanitised(logits[entry.token]);
-    }
-  }
-  for (const LogitBias& entry : params.logit_bias) logits[entry.token] += entry.bias;
-  for (const int32_t token : params.suppress_ids) logits[token] = kMinusInfinity;
+std::optional<int32_t> if_any(int32_t token) {
+  return token < 0 ? std::nullopt : std::optional<int32_t>(token);
 }
 
 }  // namespace
 
+// Also makes +inf finite, which only an extreme repetition penalty brings about.
+void Sampler::process(std::span<const float> logits, const SamplingParams& params,
+                      const TokenHistory* history) {
+  logits_.resize(logits.size());
+  sanitise(logits, logits_.data());
+  if (params.has_penalties()) {
+    BRAID_CHECK(history != nullptr, "penalties without a history");
+    penalise(logits_, params, *history);
+    for (const TokenHistory::Entry& entry : history->entries()) {
+      logits_[entry.token] = sanitised(logits_[entry.token]);
+    }
+  }
+  for (const LogitBias& entry : params.logit_bias) logits_[entry.token] += entry.bias;
+  for (const int32_t token : params.suppress_ids) logits_[token] = kMinusInfinity;
+}
+
+std::optional<int32_t> Sampler::pick(std::span<const float> logits, const SamplingParams& params,
+                                     const TokenHistory* history, const SamplingKey& key) {
+  process(logits, params, history);
+  return if_any(params.greedy() ? argmax(logits_) : draw(params, key));
+}
+
+std::optional<int32_t> Sampler::pick_highest(std::span<const float> logits,
+                                             const SamplingParams& params,
+                                             const TokenHistory* history) {
+  process(logits, params, history);
+  return if_any(argmax(logits_));
+}
+
 std::optional<SampledToken> Sampler::sample(std::span<const float> logits,
                                             const SamplingParams& params,
                                             const TokenHistory* history, const SamplingKey& key) {
-  logits_.resize(logits.size());
-  sanitise(logits, logits_.data());
-  process(logits_, params, history);
-
-  SampledToken sampled;
-  sampled.token = params.greedy() ? argmax(logits_) : draw(params, key);
-  if (sampled.token < 0) return std::nullopt;
+  const std::optional<int32_t> token = pick(logits, params, history, key);
+  if (!token) return std::nullopt;
+  SampledToken sampled{.token = *token};
   if (params.num_logprobs) report_logprobs(logits, *params.num_logprobs, sampled);
   return sampled;
 }

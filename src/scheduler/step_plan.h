@@ -27,7 +27,8 @@ struct StepPlan {
   int64_t num_tokens() const;
 };
 
-// After a step in which no sequence committed by itself: sequence i keeps its first counts[i] new tokens.
+// After a step in which no sequence committed by itself: sequence i keeps its first counts[i] new
+// tokens.
 void commit(const StepPlan& plan, std::span<const int64_t> counts);
 
 }  // namespace braid

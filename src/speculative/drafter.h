@@ -48,6 +48,10 @@ class Drafter {
   // first tokens were computed; every later step of the target on it must be followed by a round.
   virtual void draft(std::span<DraftRequest> requests) = 0;
 
+  // The sequence goes on after its first `length` tokens; those that followed are not its own any
+  // more. At most as many as it had when its last round was drafted.
+  virtual void rewind(int64_t sequence, int64_t length) = 0;
+
   // The sequence ended or starts anew.
   virtual void forget(int64_t sequence) = 0;
 };

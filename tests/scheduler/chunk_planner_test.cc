@@ -30,7 +30,7 @@ TEST_F(ChunkPlanner, DecodingComesFirstThenChunksInOrderOfArrival) {
       {&a, tokens.first(20)}, {&b, tokens.first(1)}, {&idle, {}},
       {&c, tokens.first(30)}, {&d, tokens.first(1)},
   };
-  plan_chunks(pending, 32, plan_);
+  plan_chunks(pending, {.budget = 32}, plan_);
   ASSERT_EQ(plan_.sequences.size(), 4u);
   EXPECT_EQ(plan_.sequences[0].sequence, &b);
   EXPECT_EQ(plan_.sequences[1].sequence, &d);
@@ -46,12 +46,86 @@ TEST_F(ChunkPlanner, DecodingComesFirstThenChunksInOrderOfArrival) {
 TEST_F(ChunkPlanner, ChunksKeepWhatTheCallerWantsOfEachToken) {
   SequenceState a(pool_), b(pool_);
   const std::span<const int32_t> tokens(tokens_);
-  plan_chunks(std::vector<PendingTokens>{{&a, tokens, WantedLogits::kAll}}, 8, plan_);
+  plan_chunks(std::vector<PendingTokens>{{&a, tokens, WantedLogits::kAll}}, {.budget = 8}, plan_);
   EXPECT_EQ(plan_.sequences[0].logits, WantedLogits::kAll);
-  plan_chunks(std::vector<PendingTokens>{{&a, tokens.first(3), WantedLogits::kNone}}, 8, plan_);
+  plan_chunks(std::vector<PendingTokens>{{&a, tokens.first(3), WantedLogits::kNone}}, {.budget = 8},
+              plan_);
   EXPECT_EQ(plan_.sequences[0].logits, WantedLogits::kNone);
-  plan_chunks(std::vector<PendingTokens>{{&a, {}}}, 8, plan_);
+  plan_chunks(std::vector<PendingTokens>{{&a, {}}}, {.budget = 8}, plan_);
   EXPECT_TRUE(plan_.sequences.empty());
+}
+
+TEST_F(ChunkPlanner, GuessesTakeWhatDecodingLeaves) {
+  SequenceState a(pool_), b(pool_), c(pool_);
+  const std::span<const int32_t> tokens(tokens_);
+  const std::vector<PendingTokens> pending = {
+      {&a, tokens.first(4), WantedLogits::kLast, 3},
+      {&b, tokens.first(50)},
+      {&c, tokens.first(3), WantedLogits::kLast, 2},
+  };
+  const auto sizes = [&](int64_t budget) {
+    plan_chunks(pending, {.budget = budget}, plan_);
+    std::vector<std::pair<const SequenceState*, size_t>> sizes;
+    for (const SequenceStep& step : plan_.sequences) {
+      sizes.emplace_back(step.sequence, step.tokens.size());
+      const bool guesses = step.sequence != &b && step.tokens.size() > 1;
+      EXPECT_EQ(step.commit, !guesses);
+      if (step.sequence != &b) {
+        EXPECT_EQ(step.logits, guesses ? WantedLogits::kAll : WantedLogits::kLast);
+      }
+    }
+    return sizes;
+  };
+  using Sizes = std::vector<std::pair<const SequenceState*, size_t>>;
+  EXPECT_EQ(sizes(1), (Sizes{{&a, 1}}));
+  EXPECT_EQ(sizes(2), (Sizes{{&a, 1}, {&c, 1}}));
+  EXPECT_EQ(sizes(4), (Sizes{{&a, 3}, {&c, 1}}));
+  EXPECT_EQ(sizes(6), (Sizes{{&a, 4}, {&c, 2}}));
+  EXPECT_EQ(sizes(10), (Sizes{{&a, 4}, {&c, 3}, {&b, 3}}));
+}
+
+// Whatever else is in the step, chunks end where they would end alone, or at another multiple.
+TEST_F(ChunkPlanner, ChunksEndAtAlignedPositions) {
+  testing::FreshRandom random;
+  for (int round = 0; round < 200; ++round) {
+    const ChunkOptions options{.budget = random.integer(1, 100),
+                               .alignment = random.integer(1, 64)};
+    std::vector<SequenceState> sequences;
+    std::vector<std::span<const int32_t>> left;
+    for (int64_t i = random.integer(1, 4); i > 0; --i) {
+      sequences.emplace_back(pool_);
+      left.push_back(std::span(tokens_).first(static_cast<size_t>(random.integer(1, 300))));
+    }
+    for (int steps = 0;; ++steps) {
+      std::vector<PendingTokens> pending;
+      for (size_t i = 0; i < left.size(); ++i) pending.push_back({&sequences[i], left[i]});
+      plan_chunks(pending, options, plan_);
+      if (plan_.sequences.empty()) break;
+      ASSERT_LT(steps, 1200);
+      ASSERT_LE(plan_.num_tokens(), max_planned_tokens(options));
+      for (const SequenceStep& step : plan_.sequences) {
+        const size_t i = static_cast<size_t>(step.sequence - sequences.data());
+        const int64_t count = static_cast<int64_t>(step.tokens.size());
+        ASSERT_TRUE(step.sequence->reserve(count));
+        step.sequence->commit(count);
+        left[i] = left[i].subspan(step.tokens.size());
+        if (!left[i].empty()) {
+          ASSERT_EQ(step.sequence->length() % options.alignment, 0);
+        }
+      }
+    }
+    for (const auto& tokens : left) ASSERT_TRUE(tokens.empty());
+  }
+}
+
+TEST_F(ChunkPlanner, DecodingDoesNotKeepAnAlignedChunkWaiting) {
+  SequenceState decoding(pool_), prompt(pool_);
+  const std::span<const int32_t> tokens(tokens_);
+  const std::vector<PendingTokens> pending = {{&decoding, tokens.first(1)},
+                                              {&prompt, tokens.first(200)}};
+  plan_chunks(pending, {.budget = 64, .alignment = 64}, plan_);
+  ASSERT_EQ(plan_.sequences.size(), 2u);
+  EXPECT_EQ(plan_.sequences[1].tokens.size(), 64u);
 }
 
 TEST_F(ChunkPlanner, RoundsComputeEveryTokenOnceAndInOrder) {
@@ -72,7 +146,7 @@ TEST_F(ChunkPlanner, RoundsComputeEveryTokenOnceAndInOrder) {
     while (pending_tokens() > 0) {
       std::vector<PendingTokens> pending;
       for (size_t i = 0; i < left.size(); ++i) pending.push_back({&sequences[i], left[i]});
-      plan_chunks(pending, budget, plan_);
+      plan_chunks(pending, {.budget = budget}, plan_);
       // The budget is used up unless nothing is left.
       ASSERT_EQ(plan_.num_tokens(), std::min(budget, pending_tokens()));
       for (const SequenceStep& step : plan_.sequences) {

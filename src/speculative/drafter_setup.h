@@ -1,0 +1,28 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "models/model.h"
+#include "speculative/drafter.h"
+#include "tensor/dtype.h"
+#include "tensor/stream.h"
+
+namespace braid {
+
+// What a drafter needs to know of the engine it serves. The references must outlive it.
+struct DrafterSetup {
+  const Model& target;
+  Stream& stream;
+  ActivationPrecision precision = ActivationPrecision::kF32;
+  DType kv_dtype = DType::kF32;
+  int64_t max_context = 0;      // tokens of one sequence
+  int64_t max_sequences = 1;    // known at a time
+  int64_t max_step_tokens = 1;  // most tokens in one forward pass
+  int64_t max_drafts = 1;       // of one request
+};
+
+// Throws Error if the drafter does not go with the target.
+using DrafterFactory = std::function<std::unique_ptr<Drafter>(const DrafterSetup&)>;
+
+}  // namespace braid

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "runner/runner.h"
+#include "speculative/draft_sampler.h"
+#include "speculative/drafter_setup.h"
+
+namespace braid {
+
+// Drafts with the multi-token-prediction head of the target itself. The head reads pairs (hidden
+// state of position p, token p + 1) and keeps keys and values of its own; those of known tokens are
+// always computed from the target's hidden states. From the second draft on it goes on from its own
+// hidden states, and these rows are forgotten before the next round.
+class MtpDrafter : public Drafter {
+ public:
+  // Throws Error if the target came without such a head.
+  explicit MtpDrafter(const DrafterSetup& setup, DraftChoice choice = DraftChoice::kSameDraw);
+
+  std::string_view name() const override { return "mtp"; }
+  bool wants_hidden() const override { return true; }
+  void draft(std::span<DraftRequest> requests) override;
+  // The last pair kept may then hold the token that was forgotten: its successors have been guessed
+  // from it, which can cost an acceptance but no text.
+  void rewind(int64_t sequence, int64_t length) override;
+  void forget(int64_t sequence) override { sequences_.erase(sequence); }
+
+ private:
+  struct Sequence {
+    explicit Sequence(CachePool& pool) : state(pool) {}
+    SequenceState state;  // one row a pair; the first num_pairs are real, the others drafts
+    int64_t num_pairs = 0;
+    int64_t num_hidden = 0;     // positions whose hidden states have come
+    std::vector<float> hidden;  // [num_hidden - num_pairs, hidden size]: without a pair yet
+    bool lost = false;          // its hidden states have not all come
+  };
+
+  void take_hidden(const DraftRequest& request, Sequence& sequence);
+  bool is_due(const DraftRequest& request, const Sequence& sequence) const;
+  void compute_pairs(std::span<DraftRequest> requests);
+  void continue_drafts(std::span<DraftRequest> requests);
+  StepResult run_step();
+  void pick(std::span<DraftRequest> requests, const StepResult& result);
+  int64_t num_pending(const DraftRequest& request, const Sequence& sequence) const;
+
+  const Model& head_;
+  int64_t hidden_size_;
+  CachePool pool_;
+  Runner runner_;
+  DraftSampler sampler_;
+  std::unordered_map<int64_t, Sequence> sequences_;
+
+  // Of one step: which request each entry of the plan is of, and the rows it reads.
+  StepPlan plan_;
+  std::vector<size_t> request_of_;
+  std::vector<float> backbone_;                 // [tokens of the step, hidden size]
+  std::vector<std::vector<float>> own_hidden_;  // [requests][hidden size], after the last step
+};
+
+}  // namespace braid
