@@ -11,10 +11,12 @@ import dataclasses
 import json
 import pathlib
 
+import gguf
 import numpy as np
 import torch
 from gemma_variants import DTYPES, VARIANTS, WINDOW, layer_types, make_model, randomise, relative_error
 from make_gemma import LEAST_LEAD, reload, write_golden
+from make_gguf import add_metadata, add_tokenizer, gguf_name, rope_freqs
 from safetensors.torch import load_file, save_file
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
@@ -32,6 +34,7 @@ class Assistant:
     outer: dict
     storage: str = "BF16"
     flat: bool = False  # the flat keys instead of per_layer_config
+    gguf: bool = False  # write a GGUF file too
     family: str = "gemma4"  # for randomise
 
 
@@ -40,6 +43,7 @@ ASSISTANTS = {
         "gemma4_dense",
         dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, layer_types=layer_types("SSSF")),
         {},
+        gguf=True,
     ),
     # Ordered head; the target's last layers borrow their keys and values, so the donors are earlier ones.
     "gemma4_assistant_ordered": Assistant(
@@ -89,6 +93,31 @@ def write_checkpoint(model, kind, folder):
         for name, tensor in model.state_dict().items() if name != "lm_head.weight"
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_gguf(model, path):
+    """BF16 matrices, the same values as in the folder; there is no place for an ordered head."""
+    text, architecture = model.config.text_config, "gemma4-assistant"
+    writer = gguf.GGUFWriter(path, architecture)
+    add_metadata(writer, "gemma4", text, model)
+    writer.add_uint32(f"{architecture}.embedding_length_out", model.config.backbone_hidden_size)
+    writer.add_uint32(f"{architecture}.nextn_predict_layers", text.num_hidden_layers)
+    add_tokenizer(writer, "gemma4", text.vocab_size)
+    writer.add_tensor("rope_freqs.weight", rope_freqs(text))
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        name = f"nextn.{name}" if "_projection." in name else gguf_name(name)
+        values = tensor.numpy().astype(np.float32)
+        if values.ndim == 1:
+            writer.add_tensor(name, values)
+        else:
+            kind = gguf.GGMLQuantizationType.BF16
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 @torch.no_grad()
@@ -158,6 +187,8 @@ def main():
         tensors, facts = make_goldens(again.eval(), target, np.random.default_rng([args.seed, number]))
         written, _, _ = chain(model, target, tensors["p65.ids"], tensors["p65.tokens"][0], 65)
         assert relative_error(written["logits"], tensors["p65.logits"]) < 1e-7, "the written folder differs"
+        if kind.gguf:
+            write_gguf(again, folder / f"{name}_bf16.gguf")
         write_golden(folder / "golden.safetensors", tensors, facts, "tools/goldens/make_assistant.py")
         for file in folder.iterdir():
             file.chmod(0o644)

@@ -225,7 +225,7 @@ def randomise(model, mtp, variant, generator):
             value = 0.5 * scale * normal
         elif name.endswith("embed_tokens.weight"):
             # A tied head would repeat the token at hand if its embedding made up most of the stream.
-            value = (0.25 if model.config.tie_word_embeddings else 0.7) * normal
+            value = (0.4 if model.config.tie_word_embeddings else 0.7) * normal
         elif name.endswith("lm_head.weight"):
             value = 2 * scale * normal
         else:
