@@ -192,7 +192,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.output.mkdir(parents=True, exist_ok=True)
-    for stale in args.output.iterdir():
+    for stale in args.output.glob("gemma*"):
         stale.unlink()
     for number, (name, variant_name, matrix_type, embedding_type, split) in enumerate(FILES):
         variant = VARIANTS[variant_name]
@@ -206,7 +206,7 @@ def main():
             brief = dataclasses.replace(variant, brief=True)
             tensors, facts = make_goldens(model, brief, np.random.default_rng([args.seed, number]))
             write_golden(args.output / f"{name}.golden.safetensors", tensors, facts, "tools/goldens/make_gguf.py")
-    for file in sorted(args.output.iterdir()):
+    for file in sorted(args.output.glob("gemma*")):
         file.chmod(0o644)
         print(f"{file.name:44} {file.stat().st_size:8}")
 
