@@ -1,12 +1,9 @@
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
 namespace braid::reference {
-
-inline double silu(double x) { return x / (1 + std::exp(-x)); }
 
 // Σ_j weight[j] · x[t − width + 1 + j] of one channel, x being zero before its start.
 inline double causal_conv(const std::vector<float>& x, const float* weight, int64_t width,

@@ -11,4 +11,8 @@ inline double gelu_tanh(double x) {
 
 inline double softcap(double x, double cap) { return cap * std::tanh(x / cap); }
 
+inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+inline double silu(double x) { return x / (1 + std::exp(-x)); }
+
 }  // namespace braid::reference

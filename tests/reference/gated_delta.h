@@ -4,9 +4,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "reference/elementwise.h"
+
 namespace braid::reference {
 
-inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 inline double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
 // x / √(Σ x² + epsilon)

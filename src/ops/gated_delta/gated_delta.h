@@ -27,7 +27,7 @@ struct GatedDeltaInputs {
 };
 
 // Rows from which kAuto takes a chunk, which is then faster.
-inline constexpr int64_t kMinDeltaChunkRows = 32;
+inline constexpr int64_t kMinDeltaChunkRows = 48;
 
 // How the rows of a sequence are computed. Both forms agree to rounding, and leave the same state
 // to rounding.

@@ -6,6 +6,7 @@
 
 #include "ops/op_test.h"
 #include "reference/conv.h"
+#include "reference/elementwise.h"
 
 namespace braid {
 namespace {

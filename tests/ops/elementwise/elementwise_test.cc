@@ -76,6 +76,88 @@ TEST_P(ElementwiseTest, GeluOfNanIsNan) {
   EXPECT_TRUE(std::isinf(y.row(0)[2]));
 }
 
+// sigmoid and silu: 4 units for the exponential, a sum, a division and the product; where the
+// exponential overflows they end in zero instead of something below 88·e⁻⁸⁸.
+constexpr double kGateUnits = 8;
+constexpr double kGateUnderflow = 1e-36;
+
+TEST_P(ElementwiseTest, SiluAndSigmoid) {
+  for (const int64_t rows : {0, 1, 2, 3, 7, 8, 9}) {
+    for (int64_t width = 1; width <= 70; width += width < 20 ? 1 : 7) {
+      PaddedTensor gate({rows, width}, 2), up({rows, width}, 1), y({rows, width}, 3);
+      PaddedTensor scaled({rows, width}, 4);
+      fill(gate, true);
+      fill(up, false);
+      silu_mul(stream, gate, up, y);
+      scaled.copy_from(up);
+      sigmoid_mul(stream, scaled, gate);
+      EXPECT_TRUE(y.gaps_untouched() && scaled.gaps_untouched());
+      for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t j = 0; j < width; ++j) {
+          const double x = gate.row(i)[j], u = up.row(i)[j];
+          const double lost = kGateUnderflow * std::abs(u) + 0x1p-147;
+          const double silu = reference::silu(x) * u, sigmoid = reference::sigmoid(x) * u;
+          ASSERT_NEAR(y.row(i)[j], silu, std::abs(silu) * kGateUnits * kUnitRoundoff + lost)
+              << "x = " << x << ", up " << u;
+          ASSERT_NEAR(scaled.row(i)[j], sigmoid,
+                      std::abs(sigmoid) * kGateUnits * kUnitRoundoff + lost)
+              << "x = " << x << ", times " << u;
+        }
+      }
+      PaddedTensor in_place({rows, width}, 0);
+      in_place.copy_from(gate);
+      silu_mul(stream, in_place, up, in_place);
+      EXPECT_EQ(in_place.bits(), y.bits());
+      in_place.copy_from(up);
+      silu_mul(stream, gate, in_place, in_place);
+      EXPECT_EQ(in_place.bits(), y.bits());
+    }
+  }
+}
+
+TEST_P(ElementwiseTest, GatesAtTheEndsOfTheRange) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  PaddedTensor gate({1, 5}, 0), ones({1, 5}, 0), silu({1, 5}, 0);
+  const float gates[] = {kInfinity, -kInfinity, 3e38f, -3e38f, kNan};
+  std::copy_n(gates, 5, gate.row(0));
+  std::fill_n(ones.row(0), 5, 1.0f);
+  silu_mul(stream, gate, ones, silu);
+  EXPECT_EQ(silu.row(0)[0], kInfinity);
+  EXPECT_EQ(silu.row(0)[2], 3e38f);
+  EXPECT_EQ(silu.row(0)[3], 0);
+  EXPECT_TRUE(std::isnan(silu.row(0)[4]));
+  sigmoid_mul(stream, ones, gate);
+  EXPECT_EQ(ones.row(0)[0], 1);
+  EXPECT_EQ(ones.row(0)[1], 0);
+  EXPECT_EQ(ones.row(0)[2], 1);
+  EXPECT_EQ(ones.row(0)[3], 0);
+  EXPECT_TRUE(std::isnan(ones.row(0)[4]));
+}
+
+TEST_P(ElementwiseTest, AddSigmoidScaled) {
+  for (const int64_t rows : {0, 1, 2, 3, 7, 8, 9}) {
+    for (int64_t width = 1; width <= 70; width += width < 20 ? 1 : 7) {
+      PaddedTensor x({rows, width}, 2), y({rows, width}, 1), gate({rows, 1}, 3);
+      PaddedTensor sum({rows, width}, 0);
+      x.fill_normal(random);
+      y.fill_normal(random);
+      gate.fill_normal(random, 10);
+      sum.copy_from(x);
+      add_sigmoid_scaled(stream, sum, y, gate);
+      EXPECT_TRUE(sum.gaps_untouched());
+      for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t j = 0; j < width; ++j) {
+          const double term = reference::sigmoid(gate.row(i)[0]) * y.row(i)[j];
+          const double expected = x.row(i)[j] + term;
+          // The sigmoid, the product (if apart) and the sum round.
+          ASSERT_NEAR(sum.row(i)[j], expected,
+                      (2 * std::abs(term) + std::abs(expected)) * 1.01 * kUnitRoundoff);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(ElementwiseTest, Softcap) {
   for (const float cap : {30.0f, 50.0f, 0.7f}) {
     for (const int64_t rows : {0, 1, 3, 8}) {
@@ -180,6 +262,12 @@ TEST_P(ElementwiseTest, WideRowsDoNotDependOnThreads) {
     softcap(other, capped, 30);
     add(other, capped, y);
     scale(other, capped, 1.5f);
+    silu_mul(other, up, capped, capped);
+    sigmoid_mul(other, capped, x);
+    PaddedTensor gate({2, 1}, 0);
+    gate.row(0)[0] = 0.5f;
+    gate.row(1)[0] = -2;
+    add_sigmoid_scaled(other, capped, up, gate);
     const std::vector<int32_t> rows = {1, 0};
     gather_rows(other, capped, rows, sum);
     results.push_back(sum.bits());

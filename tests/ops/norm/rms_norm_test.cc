@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/op_test.h"
+#include "reference/elementwise.h"
 #include "reference/norm.h"
 
 namespace braid {
@@ -69,6 +70,50 @@ TEST_P(RmsNormTest, NormalisesHeads) {
       for (int64_t i = 0; i < 24; ++i) {
         ASSERT_NEAR(y.row(token)[head * 24 + i], expected[i],
                     std::abs(expected[i]) * relative_bound(24));
+      }
+    }
+  }
+}
+
+TEST_P(RmsNormTest, GatedMatchesReference) {
+  for (const int64_t tokens : {0, 1, 3, 8, 40}) {
+    for (const int64_t width : {1, 7, 8, 16, 17, 24, 33, 128}) {
+      const int64_t heads = random.integer(1, 5);
+      const float epsilon = random.pick({1e-6f, 0.3f});
+      PaddedTensor x({tokens, heads, width}, 3), gate({tokens, heads, width}, 5);
+      PaddedTensor y({tokens, heads, width}, 2);
+      x.fill_normal(random, random.pick({0.001f, 1.0f, 100.0f}));
+      gate.fill_normal(random, random.pick({1.0f, 50.0f}));
+      Tensor weight(DType::kF32, {width});
+      for (float& w : weight.view().span<float>()) w = random.uniform(-2, 3);
+      gated_rms_norm(stream, x, gate, weight, epsilon, y);
+      EXPECT_TRUE(y.gaps_untouched());
+      std::vector<double> normed(width);
+      for (int64_t token = 0; token < tokens; ++token) {
+        for (int64_t i = 0; i < heads * width; ++i) {
+          if (i % width == 0) {
+            reference::rms_norm(x.row(token) + i, weight.data<float>(), epsilon, width,
+                                normed.data());
+          }
+          const double norm = normed[i % width];
+          const double expected = norm * reference::silu(gate.row(token)[i]);
+          // silu has 4 units for its exponential, a sum and a division, and ends in zero below
+          // −88; the product is one more.
+          ASSERT_NEAR(y.row(token)[i], expected,
+                      std::abs(expected) * (relative_bound(width) + 8 * kUnitRoundoff) +
+                          std::abs(norm) * 1e-36 + 0x1p-147);
+        }
+      }
+      PaddedTensor in_place({tokens, heads, width}, 0);
+      in_place.copy_from(x);
+      gated_rms_norm(stream, in_place, gate, weight, epsilon, in_place);
+      EXPECT_EQ(in_place.bits(), y.bits());
+      for (const int threads : {1, 3}) {
+        ThreadPool other({.num_threads = threads});
+        Stream other_stream(other);
+        PaddedTensor again({tokens, heads, width}, 0);
+        gated_rms_norm(other_stream, x, gate, weight, epsilon, again);
+        EXPECT_EQ(again.bits(), y.bits()) << threads << " threads";
       }
     }
   }
