@@ -1,4 +1,5 @@
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 #include "checkpoint/dummy_weights.h"
@@ -61,7 +62,7 @@ std::string to_string(const LoadReport& report) {
 
 bool WeightBinder::has(std::string_view name) const { return map_.find(name) != nullptr; }
 
-const StoredTensor* WeightBinder::take(const std::string& name, const Shape* shape) {
+const StoredTensor* WeightBinder::take(const std::string& name, const Shape* shape, Kind kind) {
   const auto fault = [&](std::string message) {
     // Asking again for a faulty tensor adds nothing.
     Fate& fate = seen_.try_emplace(name, Fate::kIgnored).first->second;
@@ -77,7 +78,8 @@ const StoredTensor* WeightBinder::take(const std::string& name, const Shape* sha
                              to_string(weight.shape),
                              shape != nullptr ? to_string(*shape) : "a single element"));
   }
-  if (weight.format == nullptr) {
+  const bool integers = tensor->dtype_name == "I64" || tensor->dtype_name == "I32";
+  if (kind == Kind::kIntegers ? !integers : weight.format == nullptr) {
     return fault(fmt::format("{}: type {} cannot be read", describe(*tensor), tensor->dtype_name));
   }
   return tensor;
@@ -133,6 +135,31 @@ float WeightBinder::scalar(const std::string& name) {
   const StoredTensor* tensor = take(name, nullptr);
   if (tensor == nullptr) return 0;
   return f32(name, tensor->weight.shape).data<float>()[0];
+}
+
+std::vector<int64_t> WeightBinder::integers(const std::string& name, const Shape& shape) {
+  std::vector<int64_t> values(static_cast<size_t>(shape.num_elements()));
+  std::iota(values.begin(), values.end(), 0);
+  if (map_.is_dummy()) {
+    consume(name, shape, shape.num_elements() * static_cast<int64_t>(sizeof(int64_t)));
+    return values;
+  }
+  const StoredTensor* tensor = take(name, &shape, Kind::kIntegers);
+  if (tensor == nullptr) return {};
+  consume(name, shape, tensor->stored_bytes);
+  const std::byte* data = tensor->weight.data;
+  for (int64_t& value : values) {
+    if (tensor->dtype_name == "I64") {
+      std::memcpy(&value, data, sizeof(int64_t));
+      data += sizeof(int64_t);
+    } else {
+      int32_t narrow = 0;
+      std::memcpy(&narrow, data, sizeof(int32_t));
+      data += sizeof(int32_t);
+      value = narrow;
+    }
+  }
+  return values;
 }
 
 void WeightBinder::mark_ignored(const std::string& name, std::string_view reason) {

@@ -91,6 +91,9 @@ class WeightBinder {
   Tensor f32(const std::string& name, const Shape& shape, float offset = 0);
   // The only element of a tensor of any shape. On a fault: 0.
   float scalar(const std::string& name);
+  // A tensor of 32- or 64-bit integers. On a fault, records it and returns nothing. Random weights:
+  // 0, 1, 2, ...
+  std::vector<int64_t> integers(const std::string& name, const Shape& shape);
   // Tensors that the model does not need: counted and reported, never an error.
   void ignore(const std::string& name, std::string_view reason);
   void ignore_prefix(std::string_view prefix, std::string_view reason);
@@ -100,9 +103,10 @@ class WeightBinder {
 
  private:
   enum class Fate : uint8_t { kIgnored, kFaulty, kConsumed };
+  enum class Kind : uint8_t { kNumbers, kIntegers };
 
   // The tensor, of a readable type and, if given, of this shape; null and a fault otherwise.
-  const StoredTensor* take(const std::string& name, const Shape* shape);
+  const StoredTensor* take(const std::string& name, const Shape* shape, Kind kind = Kind::kNumbers);
   void consume(const std::string& name, const Shape& shape, int64_t bytes);
   void mark_ignored(const std::string& name, std::string_view reason);
 

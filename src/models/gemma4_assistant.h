@@ -10,6 +10,7 @@
 #include "layers/rotary.h"
 #include "models/gemma4_assistant_config.h"
 #include "models/model.h"
+#include "models/ordered_head.h"
 
 namespace braid {
 
@@ -54,7 +55,6 @@ class Gemma4Assistant : public Model {
   const LoadReport& load_report() const override { return load_report_; }
   // The layer of the backbone whose keys and values layer `layer` reads.
   int64_t donor_layer(int64_t layer) const;
-  // Of the ordered head: tokens outside the chosen groups get the row's smallest logit minus 1.
   bool has_ordered_head() const { return config_.num_centroids > 0; }
 
   // The backbone's embeddings.
@@ -72,8 +72,9 @@ class Gemma4Assistant : public Model {
 
   void check_backbone(const std::string& origin) const;
   Layer bind_layer(WeightBinder& binder, int64_t index) const;
-  void bind_ordered_head(WeightBinder& binder, const std::string& origin);
-  TensorView ordered_logits(StepContext& step, const TensorView& y) const;
+  // x: [rows, width], updated in place.
+  void decoder_layer(StepContext& step, int64_t index, const Rotary::Tables& tables,
+                     const TensorView& x) const;
 
   Gemma4AssistantConfig config_;
   const Model& backbone_;
@@ -82,9 +83,8 @@ class Gemma4Assistant : public Model {
   std::vector<Layer> layers_;
   RmsNorm final_norm_;
   Rotary sliding_rope_, full_rope_;
-  Linear head_;  // of the ordered head: [centroids, tokens of each, width]
-  Linear centroids_;
-  std::vector<int32_t> token_order_;  // the ids of the ordered head's rows
+  Linear head_;  // empty if the head is ordered
+  OrderedHead ordered_head_;
   LoadReport load_report_;
 };
 

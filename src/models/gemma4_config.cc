@@ -12,8 +12,14 @@ constexpr double kFullTheta = 1e6;
 constexpr double kSlidingTheta = 1e4;
 
 // Layer i borrows from the last layer before the shared tail that is of its own type.
-void set_kv_donors(Gemma4Config& config, int64_t num_shared, const std::string& origin) {
+void set_kv_donors(Gemma4Config& config, int64_t num_shared,
+                   Gemma4Config::KeysAndValues keys_and_values, const std::string& origin) {
   const int64_t num_layers = static_cast<int64_t>(config.layers.size());
+  if (keys_and_values == Gemma4Config::KeysAndValues::kOfBackbone) {
+    if (num_shared == 0 || num_shared == num_layers) return;
+    throw Error("{}: num_kv_shared_layers is {}, but all {} layers of a draft model share", origin,
+                num_shared, num_layers);
+  }
   if (num_shared < 0 || num_shared >= num_layers) {
     throw Error("{}: num_kv_shared_layers is {}, but the model has {} layers", origin, num_shared,
                 num_layers);
@@ -80,7 +86,7 @@ void refuse_unimplemented(const ConfigReader& text) {
 
 }  // namespace
 
-Gemma4Config Gemma4Config::from_json(const ConfigReader& file) {
+Gemma4Config Gemma4Config::from_json(const ConfigReader& file, KeysAndValues keys_and_values) {
   const ConfigReader text = file.find_object("text_config").value_or(file);
   refuse_unimplemented(text);
 
@@ -162,13 +168,16 @@ Gemma4Config Gemma4Config::from_json(const ConfigReader& file) {
     }
     config.layers.push_back(layer);
   }
-  set_kv_donors(config, num_shared, file.origin());
+  set_kv_donors(config, num_shared, keys_and_values, file.origin());
   check(config, file.origin());
   return config;
 }
 
-Gemma4Config Gemma4Config::from_gguf(const GgufMetadata& metadata, const WeightMap& weights) {
-  const auto key = [](const char* name) { return std::string("gemma4.") + name; };
+Gemma4Config Gemma4Config::from_gguf(const GgufMetadata& metadata, const WeightMap& weights,
+                                     KeysAndValues keys_and_values) {
+  const std::string prefix =
+      keys_and_values == KeysAndValues::kOwn ? "gemma4." : "gemma4-assistant.";
+  const auto key = [&](const char* name) { return prefix + name; };
   Gemma4Config config;
   config.hidden_size = metadata.integer(key("embedding_length"));
   config.num_heads = metadata.integer(key("attention.head_count"));
@@ -217,11 +226,11 @@ Gemma4Config Gemma4Config::from_gguf(const GgufMetadata& metadata, const WeightM
     layer.num_kv_heads = (*kv_heads)[i];
     layer.mlp_width = (*widths)[i];
     layer.values_from_keys =
-        i < num_layers - num_shared &&
+        keys_and_values == KeysAndValues::kOwn && i < num_layers - num_shared &&
         weights.find(fmt::format("layers.{}.self_attn.v_proj.weight", i)) == nullptr;
     config.layers.push_back(layer);
   }
-  set_kv_donors(config, num_shared, metadata.origin);
+  set_kv_donors(config, num_shared, keys_and_values, metadata.origin);
   check(config, metadata.origin);
   return config;
 }

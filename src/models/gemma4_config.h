@@ -44,11 +44,20 @@ struct Gemma4Config {
   bool rope_factors_in_file = false;
   std::vector<Layer> layers;
 
+  // Whose keys and values the layers that share some read: their own model's, or, of a draft
+  // model, whose layers all share, those of the model it drafts for (kv_donor then stays empty).
+  enum class KeysAndValues : uint8_t { kOwn, kOfBackbone };
+
   // From config.json (text_config, if nested, is looked up here). Accepts the flat keys of the
   // release and the newer per_layer_config.
-  static Gemma4Config from_json(const ConfigReader& file);
+  static Gemma4Config from_json(const ConfigReader& file,
+                                KeysAndValues keys_and_values = KeysAndValues::kOwn);
   // From GGUF metadata; a few facts only the tensors tell (vocabulary, missing attn_v).
-  static Gemma4Config from_gguf(const GgufMetadata& metadata, const WeightMap& weights);
+  static Gemma4Config from_gguf(const GgufMetadata& metadata, const WeightMap& weights,
+                                KeysAndValues keys_and_values = KeysAndValues::kOwn);
+
+  // Those of the full layers, with the factors of the file if it holds some.
+  std::vector<float> full_rope_frequencies(int64_t head_dim, WeightBinder& binder) const;
 };
 
 }  // namespace braid

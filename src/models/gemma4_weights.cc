@@ -9,20 +9,6 @@
 namespace braid {
 namespace {
 
-// Full-layer frequencies of a GGUF file: theta^(−2i / head_dim) over the factor stored for pair i.
-// Pairs that the factors all but stop (1e30) do not turn; they are the last ones.
-std::vector<float> frequencies_with_factors(const RopeConfig& rope, int64_t head_dim,
-                                            const Tensor& factors) {
-  std::vector<float> frequencies = rope.frequencies(head_dim);
-  constexpr float kStopped = 1e20f;
-  size_t pairs = frequencies.size();
-  const float* factor = factors.data<float>();
-  while (pairs > 0 && factor[pairs - 1] >= kStopped) --pairs;
-  frequencies.resize(pairs);
-  for (size_t i = 0; i < pairs; ++i) frequencies[i] /= factor[i];
-  return frequencies;
-}
-
 int64_t head_dim_of(const Gemma4Config& config, bool sliding) {
   for (const Gemma4Config::Layer& layer : config.layers) {
     if (layer.sliding == sliding) return layer.head_dim;
@@ -31,6 +17,23 @@ int64_t head_dim_of(const Gemma4Config& config, bool sliding) {
 }
 
 }  // namespace
+
+// Of a GGUF file: theta^(−2i / head_dim) over the factor stored for pair i. Pairs that the factors
+// all but stop (1e30) do not turn; they are the last ones.
+std::vector<float> Gemma4Config::full_rope_frequencies(int64_t head_dim,
+                                                       WeightBinder& binder) const {
+  std::vector<float> frequencies = full_rope.frequencies(head_dim);
+  if (!rope_factors_in_file) return frequencies;
+  const Tensor factors = binder.f32("rope_freqs.weight", {head_dim / 2});
+  if (factors.view().empty()) return frequencies;
+  constexpr float kStopped = 1e20f;
+  size_t pairs = frequencies.size();
+  const float* factor = factors.data<float>();
+  while (pairs > 0 && factor[pairs - 1] >= kStopped) --pairs;
+  frequencies.resize(pairs);
+  for (size_t i = 0; i < pairs; ++i) frequencies[i] /= factor[i];
+  return frequencies;
+}
 
 Gemma4::Gemma4(Gemma4Config config, ModelFiles& files) : config_(std::move(config)) {
   WeightBinder binder(files.weights());
@@ -49,14 +52,7 @@ Gemma4::Gemma4(Gemma4Config config, ModelFiles& files) : config_(std::move(confi
   const int64_t sliding_dim = head_dim_of(config_, true);
   const int64_t full_dim = head_dim_of(config_, false);
   sliding_rope_ = Rotary(config_.sliding_rope.frequencies(sliding_dim), sliding_dim / 2);
-  std::vector<float> full_frequencies = config_.full_rope.frequencies(full_dim);
-  if (config_.rope_factors_in_file) {
-    const Tensor factors = binder.f32("rope_freqs.weight", {full_dim / 2});
-    if (!factors.view().empty()) {
-      full_frequencies = frequencies_with_factors(config_.full_rope, full_dim, factors);
-    }
-  }
-  full_rope_ = Rotary(full_frequencies, full_dim / 2);
+  full_rope_ = Rotary(config_.full_rope_frequencies(full_dim, binder), full_dim / 2);
 
   if (const int64_t width = config_.per_layer_width; width > 0) {
     const int64_t all = num_layers() * width;

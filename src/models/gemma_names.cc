@@ -16,6 +16,8 @@ constexpr std::array kGlobalNames = {
     NamePair{"per_layer_token_embd.weight", "embed_tokens_per_layer.weight"},
     NamePair{"per_layer_model_proj.weight", "per_layer_model_projection.weight"},
     NamePair{"per_layer_proj_norm.weight", "per_layer_projection_norm.weight"},
+    NamePair{"nextn.pre_projection.weight", "pre_projection.weight"},
+    NamePair{"nextn.post_projection.weight", "post_projection.weight"},
 };
 
 constexpr std::array kBlockNames = {

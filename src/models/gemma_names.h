@@ -12,8 +12,8 @@ namespace braid {
 
 // Strips "model.language_model.", "language_model.model.", "model." and "language_model.".
 void use_canonical_gemma_names(WeightMap& weights);
-// Translates the names of GGUF files of architecture gemma3 or gemma4; unknown names stay as they
-// are.
+// Translates the names of GGUF files of architecture gemma3, gemma4 or gemma4-assistant; unknown
+// names stay as they are.
 void use_canonical_gemma_gguf_names(WeightMap& weights);
 
 // Marks vision and audio towers and their projections as not needed.

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "models/gemma3.h"
 #include "models/gemma4.h"
+#include "models/gemma4_assistant.h"
 #include "models/gemma_names.h"
 #include "models/qwen3_next.h"
 #include "models/qwen_names.h"
@@ -33,6 +34,12 @@ std::unique_ptr<Model> load_qwen(ModelFiles& files) {
   return std::make_unique<Qwen3Next>(Qwen3NextConfig::from_json(files.config()), files);
 }
 
+// The type that names the whole checkpoint, not its text decoder.
+std::string checkpoint_type(const ModelFiles& files) {
+  if (files.is_gguf()) return files.model_type();
+  return files.config().find_string("model_type").value_or(files.model_type());
+}
+
 struct Entry {
   const char* model_type;
   std::unique_ptr<Model> (*load)(ModelFiles& files);
@@ -58,11 +65,35 @@ constexpr Entry kFamilies[] = {
 }  // namespace
 
 std::unique_ptr<Model> load_model(ModelFiles& files) {
+  if (is_draft_model(files)) {
+    throw Error("{} is a draft model; use it with --speculate assistant:PATH", files.origin());
+  }
   for (const Entry& entry : kFamilies) {
     if (files.model_type() == entry.model_type) return entry.load(files);
   }
   throw Error("{}: model type '{}' is not supported (supported: {})", files.origin(),
               files.model_type(), fmt::join(supported_model_types(), ", "));
+}
+
+bool is_draft_model(const ModelFiles& files) {
+  const std::string type = checkpoint_type(files);
+  return type == "gemma4_assistant" || type == "gemma4_unified_assistant" ||
+         type == "gemma4-assistant";
+}
+
+std::unique_ptr<Gemma4Assistant> load_assistant(ModelFiles& files, const Model& backbone) {
+  if (!is_draft_model(files)) {
+    throw Error("{}: model type '{}' is no draft model (known: gemma4_assistant)", files.origin(),
+                checkpoint_type(files));
+  }
+  if (files.is_gguf()) {
+    use_canonical_gemma_gguf_names(files.weights());
+    return std::make_unique<Gemma4Assistant>(
+        Gemma4AssistantConfig::from_gguf(files.gguf(), files.weights()), files, backbone);
+  }
+  use_canonical_gemma_names(files.weights());
+  return std::make_unique<Gemma4Assistant>(Gemma4AssistantConfig::from_json(files.config()), files,
+                                           backbone);
 }
 
 std::vector<std::string> supported_model_types() {
