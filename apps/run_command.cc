@@ -13,6 +13,7 @@
 #include "apps/device_options.h"
 #include "apps/interrupt.h"
 #include "apps/sampling_options.h"
+#include "apps/speculation_options.h"
 #include "apps/strict_json.h"
 #include "apps/text_io.h"
 #include "base/error.h"
@@ -33,6 +34,7 @@ std::string is_token_limit(const std::string& text) {
 struct RunOptionsCli {
   DeviceOptions device;
   SamplingOptions sampling;
+  SpeculationCli speculation;
   std::optional<std::string> prompt;
   std::string prompt_file;
   bool chat = false;
@@ -67,9 +69,11 @@ void check(const RunOptionsCli& options) {
   if (!options.system.empty() && !may_chat) throw UsageError("--system needs --chat");
   if (!options.thinking.empty() && !may_chat) throw UsageError("--thinking needs --chat");
   options.sampling.check();
+  options.speculation.check();
 }
 
-void print_stats(const EngineStats& stats) {
+void print_stats(const Engine& engine, const SpeculationCli& speculation) {
+  const EngineStats& stats = engine.stats();
   const auto rate = [](int64_t tokens, double seconds) {
     return seconds > 0 ? fmt::format("{:.1f} tokens/s", static_cast<double>(tokens) / seconds)
                        : std::string("–");
@@ -80,6 +84,9 @@ void print_stats(const EngineStats& stats) {
   line += fmt::format("; generated {} tokens, {}", stats.generated_tokens,
                       rate(stats.decode_tokens, stats.decode_seconds));
   spdlog::info("{}", line);
+  if (const auto drafts = engine.speculation_stats()) {
+    spdlog::info("{}", to_string(*drafts, speculation.drafter));
+  }
 }
 
 std::optional<bool> thinking_switch(const RunOptionsCli& options) {
@@ -134,10 +141,13 @@ void run_once(const RunOptionsCli& options, Engine& engine, const LoadedModel& l
     json["timings"] = {{"prefill_seconds", stats.prefill_seconds},
                        {"decode_seconds", stats.decode_seconds},
                        {"decode_tokens", stats.decode_tokens}};
+    if (const auto drafts = engine.speculation_stats()) {
+      json["speculation"] = to_json(*drafts, options.speculation);
+    }
     write_out(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   }
   write_out("\n");
-  print_stats(engine.stats());
+  print_stats(engine, options.speculation);
   if (last.finish == FinishReason::kError) throw Error("{}", last.error);
   if (last.finish == FinishReason::kCancelled) throw Error("interrupted");
 }
@@ -179,7 +189,8 @@ void run(const RunOptionsCli& options) {
                          .max_context = options.context,
                          .max_sequences = batch ? options.max_sequences : 1,
                          .batch_tokens = options.batch_tokens,
-                         .reuse_last = interactive});
+                         .reuse_last = interactive,
+                         .speculation = options.speculation.load(loaded)});
   if (batch) {
     const bool complete =
         run_batch(engine, loaded, *files,
@@ -188,7 +199,7 @@ void run(const RunOptionsCli& options) {
                    .stop = stop,
                    .max_new_tokens = options.max_tokens.value_or(kDefaultCompletionTokens)},
                   options.resume);
-    print_stats(engine.stats());
+    print_stats(engine, options.speculation);
     if (!complete) throw Error("{}: not every line was generated; see the output", files->origin);
   } else if (interactive) {
     run_chat_session(engine, loaded,
@@ -196,7 +207,7 @@ void run(const RunOptionsCli& options) {
                       .sampling = sampling,
                       .stop = stop,
                       .max_new_tokens = options.max_tokens.value_or(-1)});
-    print_stats(engine.stats());
+    print_stats(engine, options.speculation);
   } else {
     run_once(options, engine, loaded, settings, *prompt);
   }
@@ -258,6 +269,7 @@ void add_run_command(CLI::App& app) {
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print one JSON object instead of text");
   options->sampling.add_to(*command);
+  options->speculation.add_to(*command);
   options->device.add_to(*command);
   command->footer(
       "Examples:\n"
@@ -266,6 +278,8 @@ void add_run_command(CLI::App& app) {
       "  braid run ./gemma-3-270m-it --chat -p 'Why is the sky blue?' --temp 0.7 --top-p 0.95\n"
       "  braid run gemma-3-270m.gguf -p 'Once upon a time' -n 64 --temp 0\n"
       "  braid run ./model --prompts in.jsonl -o out.jsonl --max-sequences 16\n"
+      "  braid run ./Qwen3-Next-80B-A3B-Instruct --chat --speculate mtp\n"
+      "  braid run demo:gemma4 --speculate model:demo:gemma4-dense --draft-tokens 4 --temp 0\n"
       "A line of in.jsonl: {\"prompt\": \"Once\", \"max_tokens\": 32, \"temperature\": 0.5, "
       "\"id\": 7}\n"
       "Text goes to standard output, messages and rates to standard error. Exit codes: 0 done,\n"

@@ -33,7 +33,8 @@ bool is_supported(const fs::path& folder) {
   const std::vector<std::string> types = supported_model_types();
   try {
     const ModelFiles files = ModelFiles::open(folder, /*with_weights=*/false);
-    return std::find(types.begin(), types.end(), files.model_type()) != types.end();
+    return !is_draft_model(files) &&
+           std::find(types.begin(), types.end(), files.model_type()) != types.end();
   } catch (const Error&) {
     return false;
   }

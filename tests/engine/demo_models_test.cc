@@ -10,6 +10,7 @@
 #include "engine/loaded_model.h"
 #include "engine/tiny_model.h"
 #include "runner/runner.h"
+#include "sampling/row_scan.h"
 
 namespace braid {
 namespace {
@@ -60,6 +61,9 @@ TEST_P(DemoModelTest, HeldOutTextIsAsLikelyAsInTheReference) {
   const auto first = nll["first_ids"].get<std::vector<int32_t>>();
   ASSERT_EQ(std::vector<int32_t>(ids.begin(), ids.begin() + first.size()), first);
   const auto expected = nll["chunk_nats"].get<std::vector<double>>();
+  const std::vector<int32_t> bos =
+      loaded_->tokenizer().adds_bos() ? std::vector<int32_t>{2} : std::vector<int32_t>{};
+  const int64_t new_tokens = context - static_cast<int64_t>(bos.size());
 
   const Model& model = loaded_->model();
   ThreadPool threads({.num_threads = 1});
@@ -69,9 +73,9 @@ TEST_P(DemoModelTest, HeldOutTextIsAsLikelyAsInTheReference) {
   Runner runner(model, pool, stream, {.precision = ActivationPrecision::kF32});
   for (int i = 0; i < kChunks; ++i) {
     const size_t chunk = i * (expected.size() - 1) / (kChunks - 1);
-    std::vector<int32_t> window = {2};
-    const auto begin = ids.begin() + static_cast<int64_t>(chunk) * (context - 1);
-    window.insert(window.end(), begin, begin + context - 1);
+    std::vector<int32_t> window = bos;
+    const auto begin = ids.begin() + static_cast<int64_t>(chunk) * new_tokens;
+    window.insert(window.end(), begin, begin + new_tokens);
     SequenceState sequence(pool);
     StepPlan plan;
     plan.sequences.push_back({&sequence, window, WantedLogits::kAll});
@@ -80,6 +84,40 @@ TEST_P(DemoModelTest, HeldOutTextIsAsLikelyAsInTheReference) {
     EXPECT_NEAR(nats(result.logits, window), expected[chunk], kRelative * expected[chunk])
         << "chunk " << chunk;
   }
+}
+
+// First guesses of the head that came with the checkpoint, over the first tokens of the text.
+TEST_P(DemoModelTest, DraftHeadGuessesWhatTheReferenceGuesses) {
+  const Model& model = loaded_->model();
+  if (model.draft_head() == nullptr) GTEST_SKIP() << "this model has no draft head";
+  const json& golden = golden_["mtp"]["first_chunk"];
+  const auto drafts = golden["first_drafts"].get<std::vector<int32_t>>();
+  const int64_t count = static_cast<int64_t>(drafts.size());
+  std::vector<int32_t> ids = loaded_->tokenizer().encode(heldout_);
+  ids.resize(drafts.size() + 1);
+
+  const CacheOptions cache{.kv_dtype = DType::kF32, .max_tokens = count, .max_step_tokens = count};
+  ThreadPool threads({.num_threads = 1});
+  Stream stream(threads);
+  CachePool pool(model.cache_layout(), cache);
+  Runner runner(model, pool, stream, {.precision = ActivationPrecision::kF32});
+  SequenceState sequence(pool);
+  StepPlan plan;
+  plan.sequences.push_back({&sequence, std::span(ids).first(drafts.size()), WantedLogits::kNone});
+  const StepResult main = runner.run(plan, {.wants_hidden = true});
+
+  const Model& head = *model.draft_head();
+  CachePool head_pool(head.cache_layout(), cache);
+  Runner head_runner(head, head_pool, stream, {.precision = ActivationPrecision::kF32});
+  SequenceState pairs(head_pool);
+  StepPlan head_plan;
+  head_plan.sequences.push_back({&pairs, std::span(ids).last(drafts.size()), WantedLogits::kAll});
+  const StepResult result = head_runner.run(head_plan, {.backbone_hidden = main.hidden});
+  std::vector<int32_t> guessed;
+  for (int64_t t = 0; t < count; ++t) {
+    guessed.push_back(argmax({result.logits.row<float>(t), size_t(result.logits.dim(1))}));
+  }
+  EXPECT_EQ(guessed, drafts);
 }
 
 TEST_P(DemoModelTest, GreedyContinuationsAreTheReferences) {
@@ -111,8 +149,8 @@ std::string case_name(const ::testing::TestParamInfo<const char*>& info) {
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Bundled, DemoModelTest, ::testing::Values("gemma4", "gemma4-dense"),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(Bundled, DemoModelTest,
+                         ::testing::Values("gemma4", "gemma4-dense", "qwen3next"), case_name);
 
 }  // namespace
 }  // namespace braid

@@ -127,9 +127,9 @@ TEST(EndOfTurnTest, IsTheMarkerAfterAnAssistantsText) {
 TEST(LoadedModelTest, UnknownModelTypesAreOneClearError) {
   TempFolder folder;
   copy_model("gemma4_moe", folder);
-  folder.write("config.json", R"({"model_type": "qwen3_next", "vocab_size": 10})");
+  folder.write("config.json", R"({"model_type": "mamba9", "vocab_size": 10})");
   EXPECT_THAT(error_of([&] { LoadedModel::load(folder.path().string()); }),
-              ::testing::AllOf(HasSubstr("qwen3_next"), HasSubstr("not supported"),
+              ::testing::AllOf(HasSubstr("mamba9"), HasSubstr("not supported"),
                                HasSubstr("gemma4"), ::testing::Not(HasSubstr("\n"))));
 }
 
@@ -141,7 +141,7 @@ TEST(DemoModelsTest, ListsTheSupportedOnes) {
   }
   folder.write("one/config.json", R"({"model_type": "gemma4_text"})");
   folder.write("two/config.json", R"({"model_type": "gemma3_text"})");
-  folder.write("other/config.json", R"({"model_type": "qwen3_next"})");
+  folder.write("other/config.json", R"({"model_type": "mamba9"})");
   const char* previous = std::getenv("BRAID_DEMO_MODELS");
   const std::string saved = previous != nullptr ? previous : "";
   setenv("BRAID_DEMO_MODELS", folder.path().c_str(), 1);
