@@ -138,15 +138,16 @@ float WeightBinder::scalar(const std::string& name) {
 }
 
 std::vector<int64_t> WeightBinder::integers(const std::string& name, const Shape& shape) {
+  const Shape no_parameters{0};
   std::vector<int64_t> values(static_cast<size_t>(shape.num_elements()));
   std::iota(values.begin(), values.end(), 0);
   if (map_.is_dummy()) {
-    consume(name, shape, shape.num_elements() * static_cast<int64_t>(sizeof(int64_t)));
+    consume(name, no_parameters, shape.num_elements() * static_cast<int64_t>(sizeof(int64_t)));
     return values;
   }
   const StoredTensor* tensor = take(name, &shape, Kind::kIntegers);
   if (tensor == nullptr) return {};
-  consume(name, shape, tensor->stored_bytes);
+  consume(name, no_parameters, tensor->stored_bytes);
   const std::byte* data = tensor->weight.data;
   for (int64_t& value : values) {
     if (tensor->dtype_name == "I64") {

@@ -91,8 +91,8 @@ class WeightBinder {
   Tensor f32(const std::string& name, const Shape& shape, float offset = 0);
   // The only element of a tensor of any shape. On a fault: 0.
   float scalar(const std::string& name);
-  // A tensor of 32- or 64-bit integers. On a fault, records it and returns nothing. Random weights:
-  // 0, 1, 2, ...
+  // A tensor of 32- or 64-bit integers in a safetensors file; they are no parameters. On a fault,
+  // records it and returns nothing. Random weights: 0, 1, 2, ...
   std::vector<int64_t> integers(const std::string& name, const Shape& shape);
   // Tensors that the model does not need: counted and reported, never an error.
   void ignore(const std::string& name, std::string_view reason);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
 #include "checkpoint/expect_error.h"
@@ -116,6 +117,36 @@ TEST(WeightBinder, UnreadableTypesMatterOnlyIfNeeded) {
   binder.weight("w", {1});
   binder.weight("odd", {256});
   expect_error([&] { binder.finish(); }, {"odd (m.gguf): type iq2_xxs cannot be read"});
+}
+
+TEST(WeightBinder, BindsIntegers) {
+  const auto bytes_of = [](const auto& values) {
+    return std::string(reinterpret_cast<const char*>(values.data()), sizeof(values));
+  };
+  const WeightMap map = from_safetensors(
+      SafetensorsBuilder()
+          .add("wide", "I64", {3}, bytes_of(std::array<int64_t, 3>{1, -1, int64_t{1} << 40}))
+          .add("narrow", "I32", {2}, bytes_of(std::array<int32_t, 2>{7, -7}))
+          .add_f32("real", {1}, {1})
+          .build());
+  {
+    WeightBinder binder(map);
+    EXPECT_EQ(binder.integers("wide", {3}), (std::vector<int64_t>{1, -1, int64_t{1} << 40}));
+    EXPECT_EQ(binder.integers("narrow", {2}), (std::vector<int64_t>{7, -7}));
+    binder.scalar("real");
+    const LoadReport report = binder.finish();
+    EXPECT_EQ(report.num_consumed, 3);
+    EXPECT_EQ(report.num_parameters, 1);
+    EXPECT_EQ(report.weight_bytes, 3 * 8 + 2 * 4 + 4);
+  }
+  WeightBinder binder(map);
+  EXPECT_TRUE(binder.integers("wide", {4}).empty());
+  EXPECT_TRUE(binder.integers("real", {1}).empty());
+  EXPECT_TRUE(binder.integers("absent", {1}).empty());
+  binder.weight("narrow", {2});
+  expect_error([&] { binder.finish(); },
+               {"wide (m.safetensors): shape [3]", "real (m.safetensors): type F32 cannot be read",
+                "absent: missing", "narrow (m.safetensors): type I32 cannot be read"});
 }
 
 TEST(WeightBinder, PayloadsAreAligned) {

@@ -7,6 +7,7 @@ shares: three drafts of a chain, first choices, at one position. See tests/data/
 """
 
 import argparse
+import copy
 import dataclasses
 import json
 import pathlib
@@ -15,7 +16,7 @@ import gguf
 import numpy as np
 import torch
 from gemma_variants import DTYPES, VARIANTS, WINDOW, layer_types, make_model, randomise, relative_error
-from make_gemma import LEAST_LEAD, reload, write_golden
+from make_gemma import LEAST_LEAD, SELF_AGREEMENT, reload, write_golden
 from make_gguf import add_metadata, add_tokenizer, gguf_name, rope_freqs
 from safetensors.torch import load_file, save_file
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
@@ -151,7 +152,8 @@ def chain(model, target, ids, token, position):
     }, lead, gap
 
 
-def make_goldens(model, target, rng):
+def make_goldens(model, target, other, rng):
+    """`other`: the same assistant and target with another attention implementation."""
     tensors, facts = {}, {"worst": 0.0, "lead": np.inf, "gap": np.inf}
     for length in [*LENGTHS, ODD_LENGTH]:
         for _ in range(200):
@@ -163,10 +165,20 @@ def make_goldens(model, target, rng):
                 break
         else:
             raise SystemExit(f"no clear prompt of {length} tokens: change the seed")
+        again, _, _ = chain(*other, ids[:-1], ids[-1], position)
+        facts["worst"] = max(facts["worst"], *(relative_error(again[key], result[key]) for key in ("logits", "hidden")))
         tensors[f"p{length}.ids"] = ids[:-1]
         tensors |= {f"p{length}.{name}": np.ascontiguousarray(value) for name, value in result.items()}
         facts["lead"], facts["gap"] = min(facts["lead"], lead), min(facts["gap"], gap)
+    assert facts["worst"] < SELF_AGREEMENT, f"the reference disagrees with itself: {facts['worst']:.1e}"
     return tensors, facts
+
+
+def load(folder, attention):
+    model, report = Gemma4AssistantForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=attention, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    return model.eval()
 
 
 def main():
@@ -180,11 +192,12 @@ def main():
         folder = args.output / name
         model = make_assistant(name, args.seed + number)
         write_checkpoint(model, kind, folder)
-        again, report = Gemma4AssistantForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
-        assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
         target = reload(VARIANTS[kind.target], args.output / kind.target)
-        tensors, facts = make_goldens(again.eval(), target, np.random.default_rng([args.seed, number]))
+        again, other = load(folder, "eager"), load(folder, "sdpa")
+        other_target = copy.deepcopy(target)
+        other_target.set_attn_implementation("sdpa")
+        rng = np.random.default_rng([args.seed, number])
+        tensors, facts = make_goldens(again, target, (other, other_target), rng)
         written, _, _ = chain(model, target, tensors["p65.ids"], tensors["p65.tokens"][0], 65)
         assert relative_error(written["logits"], tensors["p65.logits"]) < 1e-7, "the written folder differs"
         if kind.gguf:
@@ -194,7 +207,7 @@ def main():
             file.chmod(0o644)
         size = sum(file.stat().st_size for file in folder.iterdir())
         drafts = [tensors[key].tolist() for key in tensors if key.endswith("drafts")]
-        print(f"{name:24} {size / 1024:5.0f} KiB  lead {facts['lead']:.1e}  centroid gap {facts['gap']:.1e}  "
+        print(f"{name:24} {size / 1024:5.0f} KiB  self-agreement {facts['worst']:.1e}  lead {facts['lead']:.1e}  centroid gap {facts['gap']:.1e}  "
               f"|logit| {max(abs(v).max() for k, v in tensors.items() if k.endswith('logits')):.1f}  {drafts}")
 
 
