@@ -1,72 +1,17 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
 #include "base/mapped_file.h"
-#include "checkpoint/safetensors_writer.h"
-#include "models/registry.h"
+#include "models/binding_test.h"
 
 namespace braid {
 namespace {
 
 namespace fs = std::filesystem;
 
-// Copies of a tiny checkpoint with one thing wrong must be refused, and the message must name it.
-class GemmaBindingTest : public testing::Test {
+class GemmaBindingTest : public BindingTest {
  protected:
-  void SetUp() override {
-    source_ = fs::path(BRAID_TEST_DATA) / "models/gemma4_moe";
-    folder_ = fs::path(testing::TempDir()) /
-              ("braid_binding_" +
-               std::string(testing::UnitTest::GetInstance()->current_test_info()->name()));
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    fs::copy(source_ / "config.json", folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  // Rewrites the weights, each tensor as `edit` leaves its name and shape (empty name: dropped).
-  template <typename Edit>
-  void write_weights(Edit edit, const std::vector<SafetensorsWriter::Declaration>& extra = {}) {
-    const WeightMap weights = ModelFiles::open(source_).weights();
-    std::vector<SafetensorsWriter::Declaration> declarations = extra;
-    std::vector<const StoredTensor*> sources(extra.size(), nullptr);
-    for (const auto& [name, tensor] : weights.tensors()) {
-      SafetensorsWriter::Declaration declaration{name, DType::kBF16, tensor.weight.shape};
-      edit(declaration);
-      if (declaration.name.empty()) continue;
-      declarations.push_back(declaration);
-      sources.push_back(&tensor);
-    }
-    SafetensorsWriter writer(folder_ / "model.safetensors", declarations);
-    for (size_t i = 0; i < declarations.size(); ++i) {
-      const size_t bytes =
-          declarations[i].shape.num_elements() * dtype_bytes(declarations[i].dtype);
-      if (sources[i] != nullptr) {
-        writer.write(declarations[i].name, std::span(sources[i]->weight.data, bytes));
-      } else {
-        writer.write(declarations[i].name,
-                     std::span<const std::byte>(std::vector<std::byte>(bytes)));
-      }
-    }
-    writer.finish();
-  }
-
-  std::string load_error() {
-    try {
-      ModelFiles files = ModelFiles::open(folder_);
-      load_model(files);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
-  }
-
-  fs::path source_, folder_;
+  GemmaBindingTest() : BindingTest("gemma4_moe") {}
 };
 
 TEST_F(GemmaBindingTest, CompleteCheckpointIsConsumedWhole) {
@@ -115,7 +60,8 @@ TEST_F(GemmaBindingTest, UnknownFamilyListsTheKnownOnes) {
 }
 
 TEST(DummyWeights, EveryFamilyLoadsWithoutAFile) {
-  for (const char* name : {"gemma3", "gemma4_moe", "gemma4_e2b"}) {
+  for (const char* name : {"gemma3", "gemma4_moe", "gemma4_e2b", "qwen3_next", "qwen3_next_mixed",
+                           "qwen3_5", "qwen3_5_nested", "qwen3_5_moe"}) {
     ModelFiles files =
         ModelFiles::open(fs::path(BRAID_TEST_DATA) / "models" / name, /*with_weights=*/false);
     files.weights() = WeightMap::dummy(1, quant_format(FormatId::kBF16));
