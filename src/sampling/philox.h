@@ -23,22 +23,36 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
   return counter;
 }
 
-// Names one random number: what a token is drawn with depends on its request and position, never
-// on batch mates or thread order.
+// Names the random numbers that one token is drawn with: they depend on its request and position,
+// never on batch mates or thread order.
 struct SamplingKey {
   uint64_t seed = 0;
   uint64_t request = 0;
-  uint64_t position = 0;  // of the token that is drawn
+  uint64_t position = 0;  // of the token that is drawn, below 2^32
 };
 
-// Uniform in [0, 1), a multiple of 2^-53.
-inline double uniform(const SamplingKey& key) {
-  const auto low = [](uint64_t x) { return static_cast<uint32_t>(x); };
-  const auto high = [](uint64_t x) { return static_cast<uint32_t>(x >> 32); };
-  const std::array<uint32_t, 4> bits =
-      philox4x32({low(key.position), high(key.position), low(key.request), high(key.request)},
-                 {low(key.seed), high(key.seed)});
-  return static_cast<double>((uint64_t{bits[1]} << 32 | bits[0]) >> 11) * 0x1p-53;
-}
+// A uniform number for each token of the vocabulary: in (0, 1), an odd multiple of 2^-33.
+class UniformByToken {
+ public:
+  explicit UniformByToken(const SamplingKey& key) : key_(key) {}
+
+  // Cheapest in ascending order of tokens: four neighbours share a block.
+  double operator()(int32_t token) {
+    const uint32_t block = static_cast<uint32_t>(token) / 4;
+    if (block != block_) {
+      block_ = block;
+      bits_ = philox4x32(
+          {static_cast<uint32_t>(key_.position), block, static_cast<uint32_t>(key_.request),
+           static_cast<uint32_t>(key_.request >> 32)},
+          {static_cast<uint32_t>(key_.seed), static_cast<uint32_t>(key_.seed >> 32)});
+    }
+    return (bits_[static_cast<uint32_t>(token) % 4] + 0.5) * 0x1p-32;
+  }
+
+ private:
+  SamplingKey key_;
+  uint32_t block_ = ~uint32_t{0};
+  std::array<uint32_t, 4> bits_{};
+};
 
 }  // namespace braid

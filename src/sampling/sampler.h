@@ -40,9 +40,6 @@ class Sampler {
   // The token that sample() draws, without log-probabilities.
   std::optional<int32_t> pick(std::span<const float> logits, const SamplingParams& params,
                               const TokenHistory* history, const SamplingKey& key);
-  // The token that sample() would draw at temperature 0.
-  std::optional<int32_t> pick_highest(std::span<const float> logits, const SamplingParams& params,
-                                      const TokenHistory* history);
 
  private:
   void process(std::span<const float> logits, const SamplingParams& params,

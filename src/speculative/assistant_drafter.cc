@@ -17,12 +17,11 @@ bool all_finite(std::span<const float> row) {
 }  // namespace
 
 AssistantDrafter::AssistantDrafter(std::shared_ptr<const Gemma4Assistant> model,
-                                   const DrafterSetup& setup, DraftChoice choice)
+                                   const DrafterSetup& setup)
     : model_(std::move(model)),
       stream_(setup.stream),
       precision_(setup.precision),
       workspace_(kWorkspaceBytes, setup.stream.device()),
-      sampler_(choice),
       layer_rows_(static_cast<size_t>(model_->num_layers())),
       layer_kv_(static_cast<size_t>(model_->num_layers())) {
   BRAID_CHECK(model_->hidden_size() == setup.target.hidden_size() &&

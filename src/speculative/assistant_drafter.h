@@ -14,8 +14,7 @@ namespace braid {
 // state. It remembers nothing of a sequence. Only tokens that the target has committed are seen.
 class AssistantDrafter : public Drafter {
  public:
-  AssistantDrafter(std::shared_ptr<const Gemma4Assistant> model, const DrafterSetup& setup,
-                   DraftChoice choice = DraftChoice::kSameDraw);
+  AssistantDrafter(std::shared_ptr<const Gemma4Assistant> model, const DrafterSetup& setup);
 
   std::string_view name() const override { return "assistant"; }
   bool wants_hidden() const override { return true; }

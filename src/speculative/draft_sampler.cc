@@ -9,7 +9,6 @@ std::optional<int32_t> DraftSampler::pick(std::span<const float> logits,
   BRAID_CHECK(request.sampling != nullptr, "a request for drafts without sampling parameters");
   SamplingKey key = request.key;
   key.position += request.drafts.size();
-  const bool highest = choice_ == DraftChoice::kHighest;
   const TokenHistory* history = request.history;
   std::optional<TokenHistory> longer;
   if (history != nullptr && !request.drafts.empty()) {
@@ -17,8 +16,7 @@ std::optional<int32_t> DraftSampler::pick(std::span<const float> logits,
     for (const int32_t draft : request.drafts) longer->add_output(draft);
     history = &*longer;
   }
-  return highest ? sampler_.pick_highest(logits, *request.sampling, history)
-                 : sampler_.pick(logits, *request.sampling, history, key);
+  return sampler_.pick(logits, *request.sampling, history, key);
 }
 
 }  // namespace braid

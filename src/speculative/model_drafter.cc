@@ -33,13 +33,11 @@ const Model& check(const Model& model, const Model& target) {
 
 }  // namespace
 
-ModelDrafter::ModelDrafter(std::shared_ptr<const Model> model, const DrafterSetup& setup,
-                           DraftChoice choice)
+ModelDrafter::ModelDrafter(std::shared_ptr<const Model> model, const DrafterSetup& setup)
     : model_(std::move(model)),
       max_drafts_(setup.max_drafts),
       pool_(check(*model_, setup.target).cache_layout(), cache_options(*model_, setup)),
-      runner_(*model_, pool_, setup.stream, {.precision = setup.precision}),
-      sampler_(choice) {}
+      runner_(*model_, pool_, setup.stream, {.precision = setup.precision}) {}
 
 bool ModelDrafter::fits(const DraftRequest& request) const {
   const int64_t needed = static_cast<int64_t>(request.tokens.size()) + request.max_drafts;

@@ -15,8 +15,7 @@ namespace braid {
 class ModelDrafter : public Drafter {
  public:
   // Throws Error if the vocabularies differ.
-  ModelDrafter(std::shared_ptr<const Model> model, const DrafterSetup& setup,
-               DraftChoice choice = DraftChoice::kSameDraw);
+  ModelDrafter(std::shared_ptr<const Model> model, const DrafterSetup& setup);
 
   std::string_view name() const override { return "model"; }
   void draft(std::span<DraftRequest> requests) override;

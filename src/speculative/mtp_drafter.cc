@@ -34,12 +34,11 @@ CacheOptions cache_options(const DrafterSetup& setup) {
 
 }  // namespace
 
-MtpDrafter::MtpDrafter(const DrafterSetup& setup, DraftChoice choice)
+MtpDrafter::MtpDrafter(const DrafterSetup& setup)
     : head_(find_head(setup.target)),
       hidden_size_(setup.target.hidden_size()),
       pool_(head_.cache_layout(), cache_options(setup)),
-      runner_(head_, pool_, setup.stream, {.precision = setup.precision}),
-      sampler_(choice) {
+      runner_(head_, pool_, setup.stream, {.precision = setup.precision}) {
   BRAID_CHECK(head_.hidden_size() == hidden_size_, "a head of width {} for a model of {}",
               head_.hidden_size(), hidden_size_);
 }

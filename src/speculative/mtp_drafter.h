@@ -17,7 +17,7 @@ namespace braid {
 class MtpDrafter : public Drafter {
  public:
   // Throws Error if the target came without such a head.
-  explicit MtpDrafter(const DrafterSetup& setup, DraftChoice choice = DraftChoice::kSameDraw);
+  explicit MtpDrafter(const DrafterSetup& setup);
 
   std::string_view name() const override { return "mtp"; }
   bool wants_hidden() const override { return true; }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <vector>
 
 namespace braid {
 namespace {
@@ -21,21 +22,29 @@ TEST(Philox, KnownAnswers) {
 
 TEST(Philox, EveryPartOfTheKeyCounts) {
   const uint64_t high = uint64_t{1} << 40;
-  const std::set<double> numbers = {
-      uniform({}),
-      uniform({.seed = 1}),
-      uniform({.seed = high}),
-      uniform({.request = 1}),
-      uniform({.request = high}),
-      uniform({.position = 1}),
-      uniform({.position = high}),
-      uniform({.seed = 1, .request = 1}),
-  };
-  EXPECT_EQ(numbers.size(), 8u);
-  for (const double x : numbers) {
-    EXPECT_GE(x, 0);
-    EXPECT_LT(x, 1);
+  std::set<double> numbers;
+  size_t count = 0;
+  for (const SamplingKey& key :
+       {SamplingKey{}, SamplingKey{.seed = 1}, SamplingKey{.seed = high}, SamplingKey{.request = 1},
+        SamplingKey{.request = high}, SamplingKey{.position = 1}, SamplingKey{.position = 1u << 31},
+        SamplingKey{.seed = 1, .request = 1}}) {
+    UniformByToken uniform(key);
+    for (const int32_t token : {0, 1, 2, 3, 4, 262143}) {
+      numbers.insert(uniform(token));
+      ++count;
+    }
   }
+  EXPECT_EQ(numbers.size(), count);
+  EXPECT_GT(*numbers.begin(), 0);
+  EXPECT_LT(*numbers.rbegin(), 1);
+}
+
+TEST(Philox, NumbersOfTokensDoNotDependOnTheOrder) {
+  const SamplingKey key{.seed = 5, .request = 6, .position = 7};
+  UniformByToken ascending(key), any(key);
+  std::vector<double> numbers;
+  for (int32_t token = 0; token < 40; ++token) numbers.push_back(ascending(token));
+  for (int32_t token = 39; token >= 0; token -= 3) EXPECT_EQ(any(token), numbers[token]);
 }
 
 }  // namespace
