@@ -149,7 +149,7 @@ struct Q6KDecoder {
 
 template <typename Decoder>
 constexpr void add_format(LinearKernels& table, FormatId id) {
-  table.f32[static_cast<int>(id)] = float_kernel<BlockLoader<Decoder>>;
+  table.f32[static_cast<int>(id)] = float_kernel<Decoder>;
   table.int8[static_cast<int>(id)] = int8_kernel<Decoder>;
 }
 

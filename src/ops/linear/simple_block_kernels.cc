@@ -96,7 +96,7 @@ struct Iq4NlDecoder {
 
 template <typename Decoder>
 constexpr void add_format(LinearKernels& table, FormatId id) {
-  table.f32[static_cast<int>(id)] = float_kernel<BlockLoader<Decoder>>;
+  table.f32[static_cast<int>(id)] = float_kernel<Decoder>;
   table.int8[static_cast<int>(id)] = int8_kernel<Decoder>;
 }
 
