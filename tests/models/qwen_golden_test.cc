@@ -124,6 +124,54 @@ TEST_P(QwenGoldenTest, AnySplitAgreesAndAlignedSplitsGiveTheSameBits) {
 
 TEST_P(QwenGoldenTest, BatchMatesChangeNothing) { expect_batch_mates_change_nothing(); }
 
+TEST_P(QwenGoldenTest, NumberOfThreadsChangesNothing) {
+  const std::vector<float> expected = logits_of(ids_of("p65"), 128);
+  ThreadPool threads({.num_threads = 1});
+  Stream stream(threads);
+  CachePool pool(model_->cache_layout(), cache_for(128));
+  Runner runner(*model_, pool, stream, runner_options());
+  SequenceState sequence(pool);
+  EXPECT_EQ(feed(runner, sequence, ids_of("p65"), 128), expected);
+}
+
+// Steps whose last tokens are wrong guesses, of which only the right ones are committed.
+TEST_P(QwenGoldenTest, RejectedGuessesLeaveTheBitsOfSingleTokens) {
+  constexpr int64_t kStep = 5;
+  constexpr int64_t kPrompt = 33;
+  const std::vector<int32_t> ids = ids_of("p65");
+  const std::span<const int32_t> prompt = std::span(ids).first(kPrompt);
+  const std::span<const int32_t> rest = std::span(ids).subspan(kPrompt);
+  CacheOptions cache = cache_for(256);
+  cache.max_logged_tokens = kStep;
+  cache.max_sequences = 2;
+  CachePool pool(model_->cache_layout(), cache);
+  Runner runner(*model_, pool, stream_, runner_options());
+  SequenceState plain(pool), guessing(pool);
+  feed(runner, plain, prompt, kPrompt);
+  const std::vector<float> expected = feed(runner, plain, rest, 1);
+
+  feed(runner, guessing, prompt, kPrompt);
+  std::vector<float> logits;
+  for (int64_t done = 0, round = 0; done < static_cast<int64_t>(rest.size()); ++round) {
+    const int64_t left = static_cast<int64_t>(rest.size()) - done;
+    const int64_t kept = std::min(round % (kStep + 1), left);  // none, …, all of them
+    std::vector<int32_t> tokens(rest.begin() + done, rest.begin() + done + kept);
+    while (static_cast<int64_t>(tokens.size()) < kStep) {
+      const size_t place = static_cast<size_t>(done) + tokens.size();
+      tokens.push_back(place < rest.size() && rest[place] == 3 ? 4 : 3);
+    }
+    StepPlan plan;
+    plan.sequences.push_back({&guessing, tokens, WantedLogits::kAll, /*commit=*/false});
+    const StepResult result = runner.run(plan);
+    ASSERT_EQ(result.status, StepStatus::kDone);
+    guessing.commit(kept);
+    const float* rows = result.logits.row<float>(0);
+    logits.insert(logits.end(), rows, rows + kept * model_->vocab_size());
+    done += kept;
+  }
+  EXPECT_EQ(logits, expected);
+}
+
 TEST_P(QwenGoldenTest, GreedyContinuationsAreTheReferences) { expect_greedy_continuations(); }
 
 TEST_P(QwenGoldenTest, Bf16ModeStaysWithinItsBound) {
