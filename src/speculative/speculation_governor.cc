@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -17,9 +18,12 @@ constexpr double kPriorRounds = 2;
 constexpr double kPriorAcceptance = 0.6;
 // What drafts must promise before they replace plain steps.
 constexpr double kMinGain = 1.02;
-// The first trial may cost this many plain steps, and no more is ever saved up for later ones.
+// The first trial may cost this many plain steps. No more is saved up for later ones, unless a
+// single one needs it.
 constexpr double kTrialAllowance = 6;
-// A trial that loses more than that ends after so many steps.
+// A step that takes more than so many times the usual counts as having taken that.
+constexpr double kMostUsual = 2;
+// A trial that uses up what may be lost ends after so many steps.
 constexpr int64_t kShortestTrial = 3;
 
 }  // namespace
@@ -27,14 +31,11 @@ constexpr int64_t kShortestTrial = 3;
 void SpeculationGovernor::Cost::add(double seconds) { latest_[count_++ % kKept] = seconds; }
 
 double SpeculationGovernor::Cost::seconds() const {
-  constexpr int64_t kMany = 4;
   const int64_t n = std::min(count_, kKept);
-  double sum = 0, highest = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    sum += latest_[i];
-    highest = std::max(highest, latest_[i]);
-  }
-  return n < kMany ? sum / static_cast<double>(n) : (sum - highest) / static_cast<double>(n - 1);
+  std::vector<double> latest(latest_, latest_ + n);
+  std::sort(latest.begin(), latest.end());
+  const int64_t used = n - (n + kKept / 2 - 2) / (kKept / 2);
+  return std::accumulate(latest.begin(), latest.begin() + used, 0.0) / static_cast<double>(used);
 }
 
 SpeculationGovernor::SpeculationGovernor(int64_t max_drafts)
@@ -114,27 +115,29 @@ int64_t SpeculationGovernor::best_length(const Batch& batch) const {
   return best;
 }
 
-// Whether a trial as bad as the last one, or as the estimate says, would stay within what may be
-// lost.
-bool SpeculationGovernor::may_try(const Batch& batch) const {
+// What a trial is expected to cost.
+double SpeculationGovernor::trial_cost(const Batch& batch) const {
   const double plain = batch.costs[0].seconds();
   const double drafted = expected_seconds(batch, max_drafts_);
   const double gained = plain * expected_tokens(max_drafts_);
-  const double loss = static_cast<double>(kTrialSteps) * std::max(drafted - gained, 0.1 * plain);
-  return lost_ + std::max(loss, trial_lost_) <= kMaxLoss * seconds_;
+  return static_cast<double>(kShortestTrial) * std::max(drafted - gained, 0.2 * plain);
 }
 
 int64_t SpeculationGovernor::choose(int64_t num_sequences) {
   Batch& batch = this->batch(num_sequences);
-  if (batch.num_plain < kFirstPlainSteps || batch.since_plain >= kRefreshInterval) return 0;
+  if (batch.num_plain < kFirstPlainSteps) return 0;
+  // The first figures, of few steps, are soon checked.
+  if (batch.since_plain >= std::min(kRefreshInterval, 2 * batch.num_plain)) return 0;
   if (trial_left_ > 0) return max_drafts_;
-  const int64_t best = tried_ ? best_length(batch) : 0;
+  // Estimates may flatter; what drafts have lost does not.
+  const int64_t best = tried_ && batch.credit >= 0 ? best_length(batch) : 0;
   if (best > 0) return best;
-  if (!tried_ || may_try(batch)) {
+  if (!tried_ || batch.credit >= trial_cost(batch)) {
+    if (!tried_) batch.credit = kTrialAllowance * batch.costs[0].seconds();
     trial_left_ = kTrialSteps;
     return max_drafts_;
   }
-  report(batch);
+  if (best_length(batch) == 0) report(batch);
   return 0;
 }
 
@@ -149,32 +152,33 @@ void SpeculationGovernor::observe_step(const DecodeObservation& step) {
   BRAID_CHECK(step.asked >= 0 && step.asked <= max_drafts_, "{} drafts asked for, at most {}",
               step.asked, max_drafts_);
   Batch& batch = this->batch(step.num_sequences);
+  Cost& cost = batch.costs[step.asked];
+  // What the machine does beside is no fault of the drafts.
+  const double seconds =
+      cost.known() ? std::min(step.seconds, kMostUsual * cost.seconds()) : step.seconds;
   if (step.asked == 0) {
     batch.since_plain = 0;
     // The first step of its kind pays for memory that is touched for the first time.
-    if (++batch.num_plain > 1) batch.costs[0].add(step.seconds);
+    if (++batch.num_plain > 1) cost.add(step.seconds);
   } else {
     ++batch.since_plain;
     // In the first step of a trial drafters may have to catch up with the text.
-    if (trial_left_ != kTrialSteps) batch.costs[step.asked].add(step.seconds);
+    if (trial_left_ != kTrialSteps) cost.add(step.seconds);
   }
   if (!batch.costs[0].known()) return;
 
   const double plain = batch.costs[0].seconds();
   const double plain_seconds =
       plain * static_cast<double>(step.tokens) / static_cast<double>(step.num_sequences);
-  seconds_ += step.seconds;
   plain_seconds_ += plain_seconds;
-  actual_seconds_ += step.seconds;
-  if (step.asked == 0) return;
-  const double lost = step.seconds - plain_seconds;
-  lost_ = std::max(lost_ + lost, -kTrialAllowance * plain);
-  if (trial_left_ == 0) return;
-  if (trial_left_ == kTrialSteps) trial_lost_ = 0;
-  trial_lost_ += lost;
+  actual_seconds_ += seconds;
+
+  const double lost = step.asked > 0 ? seconds - plain_seconds : 0;
+  const double most = std::max(kTrialAllowance * plain, trial_cost(batch));
+  batch.credit = std::min(batch.credit + kMaxLoss * seconds - lost, most);
+  if (trial_left_ == 0 || step.asked == 0) return;
   --trial_left_;
-  const double allowed = std::max(kMaxLoss * seconds_, kTrialAllowance * plain);
-  if (lost_ > allowed && trial_left_ <= kTrialSteps - kShortestTrial) trial_left_ = 0;
+  if (batch.credit < 0 && trial_left_ <= kTrialSteps - kShortestTrial) trial_left_ = 0;
   if (trial_left_ == 0) tried_ = true;
 }
 

@@ -34,10 +34,10 @@ struct DecodeObservation {
 // plain speed, stays below a small share of all decoding time.
 class SpeculationGovernor {
  public:
-  static constexpr double kMaxLoss = 0.03;        // share of the decoding time
+  static constexpr double kMaxLoss = 0.02;        // share of the decoding time
   static constexpr int64_t kFirstPlainSteps = 4;  // of each number of sequences; one is not counted
   static constexpr int64_t kTrialSteps = 6;
-  static constexpr int64_t kRefreshInterval = 64;  // drafted steps between two plain ones
+  static constexpr int64_t kRefreshInterval = 64;  // most drafted steps between two plain ones
 
   explicit SpeculationGovernor(int64_t max_drafts);
 
@@ -60,8 +60,9 @@ class SpeculationGovernor {
   class Cost {
    public:
     void add(double seconds);
-    bool known() const { return count_ > 0; }
-    // Mean of the latest, the highest of many left out: a step may be held up by anything.
+    // A single step proves nothing.
+    bool known() const { return count_ > 1; }
+    // Mean of the latest, the highest sixth left out: a step may be held up by anything.
     double seconds() const;
 
    private:
@@ -73,6 +74,7 @@ class SpeculationGovernor {
     std::vector<Cost> costs;  // by draft length
     int64_t num_plain = 0;
     int64_t since_plain = 0;  // drafted steps
+    double credit = 0;        // seconds that drafts may cost
     bool drafted() const;
   };
 
@@ -81,7 +83,7 @@ class SpeculationGovernor {
   double expected_seconds(const Batch& batch, int64_t drafts) const;
   double cost_ratio(const Batch& batch, int64_t drafts) const;  // to a plain step
   int64_t best_length(const Batch& batch) const;
-  bool may_try(const Batch& batch) const;
+  double trial_cost(const Batch& batch) const;  // seconds beyond those of plain decoding
   void report(const Batch& batch);
 
   int64_t max_drafts_;
@@ -90,9 +92,7 @@ class SpeculationGovernor {
   std::vector<double> accepted_;
   int64_t trial_left_ = 0;
   bool tried_ = false;
-  double trial_lost_ = 0;  // in the last trial
-  double seconds_ = 0;
-  double lost_ = 0;  // seconds more than plain decoding would have taken; below 0: saved
+  double credit_ = 0;  // seconds that drafts may cost
   std::optional<std::string> report_;
   bool reported_ = false;
   double plain_seconds_ = 0;

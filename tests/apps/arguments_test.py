@@ -43,6 +43,11 @@ class ArgumentsTest(CliCase):
             ["run", "--system", "Be brief.", "-p", "hi"],
             ["run", "--thinking", "on", "-p", "hi"],
             ["run", "--chat", "--json"],
+            ["run", "--speculate", "nosuch"],
+            ["run", "--speculate", "model:"],
+            ["run", "--draft-tokens", "0"],
+            ["run", "--draft-tokens", "1000"],
+            ["run", "--draft-policy", "nosuch"],
             ["run", DEMO, "-m", DEMO],
             ["run", DEMO, "another"],
             ["inspect"],
@@ -64,6 +69,10 @@ class ArgumentsTest(CliCase):
         self.fail_with(1, "run", TINY_GGUF, "-p", "x", "-c", "100000000", says=["context", "limit"])
         self.fail_with(1, "run", TINY_GGUF, "-p", "the cat and the dog", "-c", "4",
                        says=["context holds 4", "--ctx-size"])
+
+    def test_drafters_are_listed(self):
+        self.fail_with(2, "run", DEMO, "-p", "x", "--speculate", "eagle",
+                       says=["mtp", "assistant:PATH", "model:PATH", "ngram", "off"])
 
     def test_demo_names_are_listed(self):
         self.fail_with(1, "run", "demo:nowhere", says=["demo:gemma4", "demo:gemma4-dense"])

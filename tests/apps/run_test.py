@@ -67,6 +67,43 @@ class PromptTest(CliCase):
         self.assertNotEqual(ids(5), ids(6))
         self.assertNotEqual(ids(-1), ids(-1))
 
+    def test_speculation_changes_no_text(self):
+        prompt = ["demo:gemma4", "-p", "The old house", "-n", "60", "--ignore-eos", "-t", "1"]
+        for sampling in (["--temp", "0"], ["--temp", "1", "--seed", "4"]):
+            plain = json.loads(self.succeed("run", *prompt, *sampling, "--json"))
+            self.assertNotIn("speculation", plain)
+            for drafter in ("ngram", "model:demo:gemma4-dense", "assistant:demo:gemma4-assistant"):
+                for policy in ("fixed", "adaptive"):
+                    reply = json.loads(self.succeed("run", *prompt, *sampling, "--json", "--speculate",
+                                                    drafter, "--draft-policy", policy))
+                    self.assertEqual((reply["ids"], reply["text"]), (plain["ids"], plain["text"]))
+                    drafts = reply["speculation"]
+                    self.assertEqual(drafts["drafter"], drafter)
+                    self.assertEqual(drafts["accepted"], sum(drafts["accepted_by_position"]))
+                    self.assertLessEqual(drafts["accepted"], drafts["drafted"])
+                    if policy == "fixed" and drafter != "ngram":
+                        self.assertGreater(drafts["accepted"], 0)
+        result = self.braid("run", *prompt, "--temp", "0", "--speculate", "ngram")
+        self.assertIn("drafts accepted", result.stderr.decode())
+
+    def test_speculation_with_batches(self):
+        lines = self.write("in.jsonl", "".join(
+            json.dumps({"prompt": text, "max_tokens": 40, "temperature": 0.5 * i, "seed": 3}) + "\n"
+            for i, text in enumerate(("Once", "The old", "It was", "She said"))))
+        batch = ["run", "demo:gemma4", "--prompts", lines, "-t", "1"]
+        plain = self.succeed(*batch)
+        for drafter in ("ngram", "assistant:demo:gemma4-assistant"):
+            for policy in ("fixed", "adaptive"):
+                self.assertEqual(self.succeed(*batch, "--speculate", drafter, "--draft-policy",
+                                              policy), plain)
+
+    def test_drafters_that_do_not_fit(self):
+        for drafter, says in (("mtp", "no multi-token-prediction head"),
+                              ("model:" + TINY_GGUF, "vocabulary"),
+                              ("model:nowhere", "nowhere"),
+                              ("assistant:demo:gemma4-dense", "gemma4-dense")):
+            self.fail_with(1, "run", DEMO, "-p", "x", "-n", "1", "--speculate", drafter, says=[says])
+
     def test_system_message(self):
         with_system = self.run_json(DEMO, "--chat", "--system", "Be brief.", "-p", "hi", "-n", "1")
         without = self.run_json(DEMO, "--chat", "-p", "hi", "-n", "1")

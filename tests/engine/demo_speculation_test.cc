@@ -1,0 +1,133 @@
+#include <gtest/gtest.h>
+
+#include <iostream>
+#include <map>
+
+#include "base/error.h"
+#include "engine/drafter_choice.h"
+#include "engine/engine.h"
+#include "engine/tiny_model.h"
+#include "support/fresh_seed.h"
+
+namespace braid {
+namespace {
+
+using testing::Reply;
+
+std::string demo(const char* name) { return std::string(BRAID_DEMO_MODEL_FOLDER) + "/" + name; }
+
+struct Case {
+  const char* name;
+  const char* target;
+  std::string drafter;
+};
+
+// Thousands of tokens of really trained models with real drafters: the same with and without,
+// greedy and sampled, across the windows (128), in the default precision.
+class DemoSpeculationTest : public ::testing::TestWithParam<Case> {
+ protected:
+  static constexpr int64_t kTokens = 300;  // of each request
+
+  void SetUp() override {
+    loaded_.emplace(LoadedModel::load(demo(GetParam().target)));
+    testing::FreshRandom random;
+    const char* prompts[] = {"It was a cold morning, and the", "The old house stood", "Chapter one",
+                             "\"Where have you been?\" she asked. \"I"};
+    for (const char* prompt : prompts) {
+      for (const float temperature : {0.0f, 0.8f}) {
+        GenerationRequest request;
+        request.prompt =
+            loaded_->tokenizer().encode(prompt, {.add_bos = loaded_->tokenizer().adds_bos()});
+        request.sampling.temperature = temperature;
+        request.sampling.seed = static_cast<uint64_t>(random.integer(0, 1 << 30));
+        if (random.coin(0.3)) request.sampling.repetition_penalty = 1.1f;
+        request.max_new_tokens = kTokens + random.integer(0, 8);
+        requests_.push_back(request);
+      }
+    }
+    replies_ = run(options());
+  }
+
+  static EngineOptions options() {
+    return {.threads = {.num_threads = 1}, .max_context = 1024, .max_sequences = 3};
+  }
+
+  std::vector<Reply> run(const EngineOptions& options, SpeculationStats* stats = nullptr) {
+    Engine engine(*loaded_, options);
+    std::map<RequestId, size_t> index_of;
+    std::vector<Reply> replies(requests_.size());
+    for (size_t i = 0; i < requests_.size(); ++i) index_of[engine.submit(requests_[i])] = i;
+    while (!engine.idle()) {
+      for (const TokenEvent& event : engine.step()) {
+        testing::take(event, replies[index_of.at(event.request)]);
+      }
+    }
+    if (stats != nullptr) *stats = *engine.speculation_stats();
+    return replies;
+  }
+
+  std::optional<LoadedModel> loaded_;
+  std::vector<GenerationRequest> requests_;
+  std::vector<Reply> replies_;
+};
+
+TEST_P(DemoSpeculationTest, TheTextIsTheSame) {
+  testing::FreshRandom random;
+  for (const bool adaptive : {false, true}) {
+    EngineOptions options = DemoSpeculationTest::options();
+    options.max_sequences = adaptive ? 1 : 3;
+    options.speculation = {.drafter = load_drafter(parse_drafter(GetParam().drafter), *loaded_),
+                           .max_drafts = random.integer(2, 5),
+                           .adaptive = adaptive};
+    SpeculationStats stats;
+    const std::vector<Reply> replies = run(options, &stats);
+    for (size_t i = 0; i < replies.size(); ++i) {
+      ASSERT_EQ(replies[i].tokens, replies_[i].tokens) << "request " << i;
+      ASSERT_EQ(replies[i], replies_[i]) << "request " << i;
+    }
+    EXPECT_GT(stats.num_accepted(), 0);
+    if (!adaptive) {
+      std::cout << GetParam().name << ": " << stats.num_accepted() << " of " << stats.num_drafted()
+                << " drafts accepted\n";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DemoSpeculationTest,
+                         ::testing::Values(Case{"ngram", "gemma4", "ngram"},
+                                           Case{"model", "gemma4", "model:" + demo("gemma4-dense")},
+                                           Case{"assistant", "gemma4",
+                                                "assistant:" + demo("gemma4-assistant")},
+                                           Case{"mtp", "qwen3next", "mtp"},
+                                           Case{"ngram_recurrent", "qwen3next", "ngram"}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(DrafterChoiceTest, WhatDoesNotGoTogetherIsSaid) {
+  const auto error_of = [](const char* target, const std::string& drafter) -> std::string {
+    const LoadedModel loaded = LoadedModel::load(demo(target));
+    try {
+      load_drafter(parse_drafter(drafter), loaded);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(error_of("gemma4", "mtp").find("no multi-token-prediction head"), std::string::npos);
+  EXPECT_NE(error_of("gemma4", "model:" + demo("qwen3next")).find("vocabulary"), std::string::npos);
+  EXPECT_NE(error_of("gemma4", "assistant:" + demo("gemma4-dense")), "");
+  EXPECT_NE(error_of("qwen3next", "assistant:" + demo("gemma4-assistant")), "");
+  EXPECT_NE(error_of("gemma4", "model:" + demo("gemma4-assistant")), "");
+  EXPECT_NE(error_of("gemma4", "model:nowhere").find("nowhere"), std::string::npos);
+  EXPECT_EQ(error_of("gemma4", "off"), "");
+  for (const char* text : {"", "on", "mtp:x", "model", "model:", "assistant:", "NGRAM"}) {
+    try {
+      parse_drafter(text);
+      ADD_FAILURE() << text;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("assistant:PATH"), std::string::npos);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace braid
