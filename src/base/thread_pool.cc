@@ -78,7 +78,20 @@ void ThreadPool::stop() {
   workers_.clear();
 }
 
-void ThreadPool::run_erased(ErasedBody body, const void* context) {
+// Spins, then gives the processor to whoever is waited for.
+template <typename Done>
+void ThreadPool::wait_until(const Done& done) const {
+  const auto spin_end = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us_);
+  for (int spins = 0; !done(); ++spins) {
+    if (spin_us_ == 0 || (spins % 1024 == 1023 && std::chrono::steady_clock::now() > spin_end)) {
+      while (!done()) std::this_thread::yield();
+      return;
+    }
+    relax();
+  }
+}
+
+void ThreadPool::run_erased(ErasedBody body, const void* context, Attendance attendance) {
   BRAID_CHECK(!busy_.exchange(true, std::memory_order_relaxed),
               "a parallel region started inside another");
   if (num_threads_ == 1) {
@@ -88,19 +101,17 @@ void ThreadPool::run_erased(ErasedBody body, const void* context) {
   }
   body_ = body;
   context_ = context;
-  running_.store(num_threads_ - 1, std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  finished_.store(0, std::memory_order_relaxed);
+  const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+  region_.store(uint64_t{epoch} << kRegionShift | kOpen, std::memory_order_release);
+  epoch_.store(epoch, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
   body(context, 0);
-  const auto spin_end = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us_);
-  for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins) {
-    if (spin_us_ == 0 || (spins % 1024 == 1023 && std::chrono::steady_clock::now() > spin_end)) {
-      const int left = running_.load(std::memory_order_acquire);
-      if (left != 0) running_.wait(left, std::memory_order_acquire);
-    } else {
-      relax();
-    }
+  if (attendance == Attendance::kAll) {
+    wait_until([&] { return finished_.load(std::memory_order_acquire) == num_threads_ - 1; });
   }
+  region_.fetch_and(~kOpen, std::memory_order_acq_rel);
+  wait_until([&] { return (region_.load(std::memory_order_acquire) & kInsideMask) == 0; });
   busy_.store(false, std::memory_order_relaxed);
 }
 
@@ -125,11 +136,22 @@ void ThreadPool::worker(int thread) {
   uint32_t seen = 0;
   for (;;) {
     wait_for_epoch_change(seen);
-    // Regions never overlap, so the epoch moves by one between two visits of a worker.
-    ++seen;
     if (stop_.load(std::memory_order_relaxed)) return;
+    uint64_t region = region_.load(std::memory_order_acquire);
+    // Never twice into the same region.
+    const auto may_enter = [&] {
+      return (region & kOpen) != 0 && static_cast<uint32_t>(region >> kRegionShift) != seen;
+    };
+    bool entered = false;
+    while (may_enter() && !entered) {
+      entered = region_.compare_exchange_weak(region, region + 1, std::memory_order_acq_rel,
+                                              std::memory_order_acquire);
+    }
+    seen = static_cast<uint32_t>(region >> kRegionShift);
+    if (!entered) continue;
     body_(context_, thread);
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
+    finished_.fetch_add(1, std::memory_order_release);
+    region_.fetch_sub(1, std::memory_order_acq_rel);
   }
 }
 

@@ -8,7 +8,7 @@
 namespace braid {
 
 // Rotary position embedding of one layer kind: its frequencies, and the distance between the two
-// elements of a pair.
+// elements of a pair; cosines and sines are multiplied by `magnitude`.
 class Rotary {
  public:
   // Cosines and sines of the step's positions, shared by all layers of the kind.
@@ -18,7 +18,7 @@ class Rotary {
   };
 
   Rotary() = default;
-  Rotary(std::span<const float> frequencies, int64_t pair_distance);
+  Rotary(std::span<const float> frequencies, int64_t pair_distance, float magnitude = 1);
 
   Tables tables(StepContext& step) const;
   // x: [tokens, heads, head_dim], in place.
@@ -27,6 +27,7 @@ class Rotary {
  private:
   Tensor frequencies_;
   int64_t pair_distance_ = 0;
+  float magnitude_ = 1;
 };
 
 }  // namespace braid

@@ -29,7 +29,7 @@ Qwen3Next::Qwen3Next(Qwen3NextConfig config, ModelFiles& files) : config_(std::m
   }
   final_norm_ = RmsNorm(binder.f32("norm.weight", {hidden}, config_.storage.norm_offset),
                         config_.rms_norm_eps);
-  rotary_ = Rotary(config_.rope.frequencies(config_.rotary_dim), config_.rotary_dim / 2);
+  rotary_ = config_.rotary();
   for (size_t i = 0; i < config_.layers.size(); ++i) {
     layers_.emplace_back(config_, config_.layers[i], binder, fmt::format("layers.{}.", i));
   }

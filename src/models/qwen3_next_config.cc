@@ -141,17 +141,20 @@ void read_rope(const ConfigReader& text, Qwen3NextConfig& config) {
       // all the same number for text.
       const bool known = key == "rope_type" || key == "type" || key == "rope_theta" ||
                          key == "partial_rotary_factor" || key == "mrope_section" ||
-                         key == "mrope_interleaved";
-      if (!known && scaling->has(key) && key != "factor") {
+                         key == "mrope_interleaved" || is_yarn_key(key);
+      if (!known && scaling->has(key)) {
         scaling->fail(key, "this rotary setting is not implemented");
       }
     }
     const std::string type = scaling->find_string("rope_type")
                                  .value_or(scaling->find_string("type").value_or("default"));
-    if (type != "default") {
-      scaling->fail("rope_type", "'" + type + "' is not implemented (default)");
+    if (type == "yarn") {
+      config.yarn = read_yarn_config(*scaling);
+    } else if (type != "default") {
+      scaling->fail("rope_type", "'" + type + "' is not implemented (default, yarn)");
+    } else if (scaling->has("factor")) {
+      scaling->fail("factor", "has no meaning for rope_type 'default'");
     }
-    if (scaling->has("factor")) scaling->fail("factor", "has no meaning for rope_type 'default'");
     if (const auto value = scaling->find_number("rope_theta")) theta = value;
     factor = scaling->find_number("partial_rotary_factor").value_or(factor);
   }
@@ -246,8 +249,22 @@ Qwen3NextConfig Qwen3NextConfig::from_gguf(const GgufMetadata& metadata, const W
   config.rope.theta = metadata.number(key("rope.freq_base"));
   if (!(config.rope.theta > 0)) metadata.fail(key("rope.freq_base"), "must be positive");
   const std::string scaling = metadata.find_string(key("rope.scaling.type")).value_or("none");
-  if (scaling != "none") {
-    metadata.fail(key("rope.scaling.type"), "'" + scaling + "' is not implemented (none)");
+  if (scaling == "yarn") {
+    YarnConfig yarn;
+    yarn.factor = metadata.number(key("rope.scaling.factor"));
+    yarn.original_positions = metadata.number(key("rope.scaling.original_context_length"));
+    yarn.beta_fast =
+        metadata.find_number(key("rope.scaling.yarn_beta_fast")).value_or(yarn.beta_fast);
+    yarn.beta_slow =
+        metadata.find_number(key("rope.scaling.yarn_beta_slow")).value_or(yarn.beta_slow);
+    yarn.attention_factor = default_yarn_attention_factor(yarn.factor);
+    if (!(yarn.factor > 0)) metadata.fail(key("rope.scaling.factor"), "must be positive");
+    if (!(yarn.original_positions > 0)) {
+      metadata.fail(key("rope.scaling.original_context_length"), "must be positive");
+    }
+    config.yarn = yarn;
+  } else if (scaling != "none") {
+    metadata.fail(key("rope.scaling.type"), "'" + scaling + "' is not implemented (none, yarn)");
   }
 
   config.delta.key_heads = metadata.integer(key("ssm.group_count"));
@@ -301,6 +318,12 @@ Qwen3NextConfig Qwen3NextConfig::from_gguf(const GgufMetadata& metadata, const W
   }
   check(config, metadata.origin);
   return config;
+}
+
+Rotary Qwen3NextConfig::rotary() const {
+  if (!yarn) return Rotary(rope.frequencies(rotary_dim), rotary_dim / 2);
+  return Rotary(yarn->frequencies(rope.theta, rotary_dim), rotary_dim / 2,
+                static_cast<float>(yarn->attention_factor));
 }
 
 }  // namespace braid

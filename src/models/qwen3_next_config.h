@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,7 +9,9 @@
 #include "checkpoint/gguf.h"
 #include "checkpoint/weight_map.h"
 #include "layers/gated_delta_net.h"
+#include "layers/rotary.h"
 #include "models/rope_config.h"
+#include "models/yarn_config.h"
 #include "ops/moe/moe.h"
 
 namespace braid {
@@ -40,6 +43,7 @@ struct Qwen3NextConfig {
   int64_t head_dim = 0;
   int64_t rotary_dim = 0;  // the first so many of a head turn
   RopeConfig rope;
+  std::optional<YarnConfig> yarn;  // changes the frequencies of `rope`
   GatedDeltaNet::Dimensions delta;
 
   int64_t mlp_width = 0;    // of dense layers
@@ -52,6 +56,8 @@ struct Qwen3NextConfig {
   std::vector<Layer> layers;
   int64_t num_mtp_layers = 0;  // as far as the config tells; the tensors decide
   Storage storage;
+
+  Rotary rotary() const;
 
   // From config.json (text_config, if nested, is looked up here). Accepts rope_parameters and the
   // flat rope keys, layer_types and full_attention_interval.

@@ -12,7 +12,7 @@ Qwen3NextMtp::Qwen3NextMtp(const Qwen3NextConfig& config, const Model& decoder,
       cache_{config.num_kv_heads, config.head_dim},
       embedding_(embedding),
       head_(head),
-      rotary_(config.rope.frequencies(config.rotary_dim), config.rotary_dim / 2) {
+      rotary_(config.rotary()) {
   const int64_t hidden = config.hidden_size;
   const std::string prefix = "mtp.layers.0.";
   const bool sparse = config.num_experts > 0 && !binder.has(prefix + "mlp.gate_proj.weight");

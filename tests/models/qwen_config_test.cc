@@ -155,7 +155,10 @@ TEST(Qwen3NextConfig, WhatIsNotImplementedIsRefusedByName) {
     EXPECT_NE(error, "no error") << field;
     EXPECT_THAT(error, testing::HasSubstr("config.json")) << field;
   }
-  EXPECT_THAT(error_with("rope_scaling", yarn), testing::HasSubstr("yarn"));
+  EXPECT_THAT(error_with("rope_scaling", yarn),
+              testing::HasSubstr("original_max_position_embeddings"));
+  EXPECT_THAT(error_with("rope_scaling", {{"rope_type", "longrope"}}),
+              testing::HasSubstr("'longrope'"));
   EXPECT_THAT(error_with("attention_bias", true), testing::HasSubstr("attention_bias"));
   EXPECT_THAT(error_with("output_gate_type", "sigmoid"), testing::HasSubstr("sigmoid"));
 }

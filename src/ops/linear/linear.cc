@@ -73,6 +73,26 @@ int64_t item_rows(const ThreadPool& pool, int64_t rows, int64_t token_tiles) {
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Rows that are a multiple of this many elements apart share their cache sets.
+constexpr int64_t kBadStride = 256;
+
+// A matrix in the workspace whose rows are an odd number of cache lines apart.
+TensorView take_spread(Workspace& workspace, int64_t rows, int64_t cols) {
+  constexpr int64_t kLine = 64 / sizeof(float);
+  const int64_t lines = ceil_divide(cols, kLine);
+  return workspace.take(DType::kF32, {rows, (lines | 1) * kLine}).columns(0, cols);
+}
+
+TensorView spread_rows(Stream& stream, Workspace& workspace, const TensorView& x) {
+  const TensorView copy = take_spread(workspace, x.dim(0), x.dim(1));
+  stream.pool().parallel_for(x.dim(0), 8, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      std::copy_n(x.row<float>(t), x.dim(1), copy.row<float>(t));
+    }
+  });
+  return copy;
+}
+
 }  // namespace
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
@@ -85,7 +105,9 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
   }
   LinearInput input;
   input.precision = precision;
-  input.x = x;
+  const bool spread =
+      precision == ActivationPrecision::kF32 && tokens > 1 && x.row_stride() % kBadStride == 0;
+  input.x = spread ? spread_rows(stream, workspace, x) : x;
   const InputKernels& kernels = BRAID_KERNELS(kInputKernels);
   if (precision == ActivationPrecision::kInt8) {
     input.codes = workspace.take(DType::kI8, {tokens, cols});
@@ -98,7 +120,7 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
       }
     });
   } else if (precision == ActivationPrecision::kBF16) {
-    input.x = workspace.take(DType::kF32, {tokens, cols});
+    input.x = take_spread(workspace, tokens, cols);
     if (kernels.uses_packed) {
       input.packed = workspace.take(DType::kBF16, {tokens, cols + cols % 2});
     }

@@ -19,7 +19,7 @@ namespace braid {
 enum class ActivationPrecision { kF32, kBF16, kInt8 };
 
 // Inputs of one or more products, prepared once. x: [tokens, cols] float32. Views live in the
-// workspace, except that x is the caller's under kF32 and kInt8.
+// workspace, except that x may be the caller's.
 struct LinearInput {
   ActivationPrecision precision = ActivationPrecision::kF32;
   TensorView x;       // float32; under kBF16 already rounded
