@@ -25,6 +25,7 @@ class Qwen3NextMtp : public Model {
   CacheLayout cache_layout() const override;
   LayerInfo layer_info(int64_t) const override { return layer_->info(); }
   const LoadReport& load_report() const override { return decoder_.load_report(); }
+  const Weight* vocabulary_head() const override { return &head_.weight(); }
   TensorView embed(StepContext& step) const override;
   // If wanted, step.hidden gets the rows after the head's norm: what the next draft starts from.
   TensorView forward(StepContext& step) const override;

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "ops/elementwise/elementwise.h"
 
 namespace braid {
 namespace {
@@ -12,6 +13,9 @@ namespace {
 // Pairs wait until there are so many, unless drafts are wanted: while drafts are turned off, one
 // pass over the head's weights then serves many tokens.
 constexpr int64_t kCatchUp = 64;
+
+// Address space for the logits of one step.
+constexpr size_t kWorkspaceBytes = size_t{4} << 30;
 
 const Model& find_head(const Model& target) {
   if (target.draft_head() == nullptr) {
@@ -36,9 +40,12 @@ CacheOptions cache_options(const DrafterSetup& setup) {
 
 MtpDrafter::MtpDrafter(const DrafterSetup& setup)
     : head_(find_head(setup.target)),
+      stream_(setup.stream),
       hidden_size_(setup.target.hidden_size()),
       pool_(head_.cache_layout(), cache_options(setup)),
-      runner_(head_, pool_, setup.stream, {.precision = setup.precision}) {
+      runner_(head_, pool_, setup.stream, {.precision = setup.precision}),
+      vocabulary_head_(setup.stream, *head_.vocabulary_head()),
+      workspace_(kWorkspaceBytes) {
   BRAID_CHECK(head_.hidden_size() == hidden_size_, "a head of width {} for a model of {}",
               head_.hidden_size(), hidden_size_);
 }
@@ -89,6 +96,7 @@ void MtpDrafter::compute_pairs(std::span<DraftRequest> requests) {
     int64_t budget = runner_.max_step_tokens();
     plan_.sequences.clear();
     request_of_.clear();
+    wants_draft_.clear();
     backbone_.clear();
     while (next < requests.size() && budget > 0) {
       DraftRequest& request = requests[next];
@@ -107,8 +115,9 @@ void MtpDrafter::compute_pairs(std::span<DraftRequest> requests) {
           {.sequence = &sequence.state,
            .tokens = request.tokens.subspan(static_cast<size_t>(sequence.num_pairs) + 1,
                                             static_cast<size_t>(count)),
-           .logits = wanted ? WantedLogits::kLast : WantedLogits::kNone});
+           .logits = WantedLogits::kNone});
       request_of_.push_back(next);
+      wants_draft_.push_back(wanted);
       budget -= count;
       if (!last) break;
       ++next;
@@ -122,7 +131,7 @@ void MtpDrafter::compute_pairs(std::span<DraftRequest> requests) {
       sequence.hidden.erase(sequence.hidden.begin(),
                             sequence.hidden.begin() + count * hidden_size_);
     }
-    pick(requests, result);
+    pick(requests, result.hidden);
   }
 }
 
@@ -134,6 +143,7 @@ void MtpDrafter::continue_drafts(std::span<DraftRequest> requests) {
     for (size_t next = 0; next < requests.size();) {
       plan_.sequences.clear();
       request_of_.clear();
+      wants_draft_.clear();
       backbone_.clear();
       for (; next < requests.size() &&
              static_cast<int64_t>(request_of_.size()) < runner_.max_step_tokens();
@@ -142,11 +152,13 @@ void MtpDrafter::continue_drafts(std::span<DraftRequest> requests) {
         if (request.drafts.size() != drafts) continue;
         if (static_cast<int64_t>(drafts) >= request.max_drafts) continue;
         plan_.sequences.push_back({.sequence = &sequences_.at(request.sequence).state,
-                                   .tokens = std::span(request.drafts).last(1)});
+                                   .tokens = std::span(request.drafts).last(1),
+                                   .logits = WantedLogits::kNone});
         request_of_.push_back(next);
+        wants_draft_.push_back(true);
         backbone_.insert(backbone_.end(), own_hidden_[next].begin(), own_hidden_[next].end());
       }
-      if (!plan_.sequences.empty()) pick(requests, run_step());
+      if (!plan_.sequences.empty()) pick(requests, run_step().hidden);
     }
   }
 }
@@ -158,24 +170,31 @@ StepResult MtpDrafter::run_step() {
   return result;
 }
 
-void MtpDrafter::pick(std::span<DraftRequest> requests, const StepResult& result) {
-  std::vector<int64_t> last_row;
+// hidden: [tokens of the step, hidden size]
+void MtpDrafter::pick(std::span<DraftRequest> requests, const TensorView& hidden) {
+  Workspace::Scope scope(workspace_);
+  std::vector<int32_t> last_rows;
+  std::vector<size_t> chosen;
   int64_t end = 0;
-  for (const SequenceStep& step : plan_.sequences) {
-    end += static_cast<int64_t>(step.tokens.size());
-    last_row.push_back(end - 1);
+  for (size_t i = 0; i < plan_.sequences.size(); ++i) {
+    end += static_cast<int64_t>(plan_.sequences[i].tokens.size());
+    if (!wants_draft_[i]) continue;
+    last_rows.push_back(static_cast<int32_t>(end - 1));
+    chosen.push_back(request_of_[i]);
   }
-  for (size_t i = 0; i < result.rows.size(); ++i) {
-    const LogitsRow& row = result.rows[i];
-    const size_t index = request_of_[row.sequence];
-    DraftRequest& request = requests[index];
-    if (!row.finite) continue;
-    const auto draft = sampler_.pick(
-        {result.logits.row<float>(i), static_cast<size_t>(result.logits.dim(1))}, request);
+  if (chosen.empty()) return;
+  const TensorView rows =
+      workspace_.take(DType::kF32, {static_cast<int64_t>(chosen.size()), hidden_size_});
+  gather_rows(stream_, hidden, last_rows, rows);
+  const TensorView logits = vocabulary_head_.logits(stream_, workspace_, rows);
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    DraftRequest& request = requests[chosen[i]];
+    const auto draft =
+        sampler_.pick({logits.row<float>(i), static_cast<size_t>(logits.dim(1))}, request);
     if (!draft) continue;
     request.drafts.push_back(*draft);
-    const float* hidden = result.hidden.row<float>(last_row[row.sequence]);
-    own_hidden_[index].assign(hidden, hidden + hidden_size_);
+    const float* row = rows.row<float>(i);
+    own_hidden_[chosen[i]].assign(row, row + hidden_size_);
   }
 }
 

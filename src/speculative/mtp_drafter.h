@@ -7,6 +7,7 @@
 #include "runner/runner.h"
 #include "speculative/draft_sampler.h"
 #include "speculative/drafter_setup.h"
+#include "speculative/rounded_head.h"
 
 namespace braid {
 
@@ -42,19 +43,23 @@ class MtpDrafter : public Drafter {
   void compute_pairs(std::span<DraftRequest> requests);
   void continue_drafts(std::span<DraftRequest> requests);
   StepResult run_step();
-  void pick(std::span<DraftRequest> requests, const StepResult& result);
+  void pick(std::span<DraftRequest> requests, const TensorView& hidden);
   int64_t num_pending(const DraftRequest& request, const Sequence& sequence) const;
 
   const Model& head_;
+  Stream& stream_;
   int64_t hidden_size_;
   CachePool pool_;
   Runner runner_;
+  RoundedHead vocabulary_head_;
+  Workspace workspace_;
   DraftSampler sampler_;
   std::unordered_map<int64_t, Sequence> sequences_;
 
   // Of one step: which request each entry of the plan is of, and the rows it reads.
   StepPlan plan_;
   std::vector<size_t> request_of_;
+  std::vector<bool> wants_draft_;               // each entry
   std::vector<float> backbone_;                 // [tokens of the step, hidden size]
   std::vector<std::vector<float>> own_hidden_;  // [requests][hidden size], after the last step
 };

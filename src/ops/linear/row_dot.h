@@ -43,42 +43,11 @@ struct PairStep {
 };
 #endif
 
-struct NothingAhead {
-  [[gnu::always_inline]] void advance(int64_t) {}
-};
-
-// Asks for stretches of kFewStretchBytes of neighbouring rows, evenly over the steps in which other
-// rows are worked on: asking for all at once would keep the loads of those steps waiting.
-inline constexpr int64_t kFewStretchBytes = 1024;
-struct StretchAhead {
-  const uint8_t* line;  // the next to ask for
-  int64_t row_bytes;
-  int lines;  // left
-  int steps;  // over which they are spread
-  int credit;
-
-  StretchAhead(const void* first, int64_t row_bytes, int rows, int64_t num_steps)
-      : line(static_cast<const uint8_t*>(first)),
-        row_bytes(row_bytes),
-        lines(rows * static_cast<int>(kFewStretchBytes / 64)),
-        steps(static_cast<int>(num_steps)),
-        credit(0),
-        per_step(lines) {}
-
-  [[gnu::always_inline]] void advance(int64_t) {
-    credit += per_step;
-    while (credit >= steps) {
-      credit -= steps;
-      __builtin_prefetch(line, 0, 2);
-      line += --lines % static_cast<int>(kFewStretchBytes / 64) == 0
-                  ? row_bytes - kFewStretchBytes + 64
-                  : 64;
-    }
-  }
-
- private:
-  int per_step;
-};
+#if defined(BRAID_ISA_avx512)
+inline constexpr int kMaxSums = 24;
+#else
+inline constexpr int kMaxSums = 12;
+#endif
 
 // acc[r][c] += w[r] · x[c] over one step.
 template <typename Step, int kR, int kC>
@@ -96,27 +65,40 @@ BRAID_INLINE void dot_step(const typename Step::W* const (&w)[kR],
   });
 }
 
-// kR rows × kC tokens over `columns` columns, a multiple of a step's. acc: [kC][kR], added to.
-template <typename Step, int kR, int kC, typename Ahead>
+// kR rows × kC tokens over `columns` columns, a multiple of a step's. acc: [kC][kStride], its first
+// kR columns are added to. With kAhead, each row's cache lines that lie `ahead` elements further on
+// are asked for, evenly: one row's in this step, another's in the next.
+template <typename Step, int kR, int kC, int kStride, bool kAhead>
 BRAID_INLINE void dot_steps(const typename Step::W* const (&w)[kR],
-                            const typename Step::X* const (&x)[kC], int64_t columns, Ahead& ahead,
+                            const typename Step::X* const (&x)[kC], int64_t columns, int64_t ahead,
                             Vf* acc) {
   Vf sums[kR][kC];
   unroll<0, kC>(BRAID_UNROLLED(c) {
-    unroll<0, kR>(BRAID_UNROLLED(r) { sums[r.value][c.value] = acc[c.value * kR + r.value]; });
+    unroll<0, kR>(BRAID_UNROLLED(r) { sums[r.value][c.value] = acc[c.value * kStride + r.value]; });
   });
-  constexpr int64_t kStepBytes = kR * Step::kColumns * sizeof(typename Step::W);
-  for (int64_t column = 0; column < columns; column += Step::kColumns) {
-    ahead.advance(kStepBytes);
-    dot_step<Step, kR, kC>(w, x, column, sums);
+  constexpr int kStepBytes = Step::kColumns * static_cast<int>(sizeof(typename Step::W));
+  constexpr int kLineSteps = kStepBytes < 64 ? 64 / kStepBytes : 1;
+  int64_t column = 0;
+  if constexpr (kAhead) {
+    for (; column + kLineSteps * Step::kColumns <= columns; column += kLineSteps * Step::kColumns) {
+      unroll<0, kLineSteps>(BRAID_UNROLLED(s) {
+        unroll<0, kR>(BRAID_UNROLLED(r) {
+          if constexpr (r.value % kLineSteps == s.value) {
+            __builtin_prefetch(w[r.value] + column + ahead, 0, 2);
+          }
+        });
+        dot_step<Step, kR, kC>(w, x, column + s.value * Step::kColumns, sums);
+      });
+    }
   }
+  for (; column < columns; column += Step::kColumns) dot_step<Step, kR, kC>(w, x, column, sums);
   unroll<0, kC>(BRAID_UNROLLED(c) {
-    unroll<0, kR>(BRAID_UNROLLED(r) { acc[c.value * kR + r.value] = sums[r.value][c.value]; });
+    unroll<0, kR>(BRAID_UNROLLED(r) { acc[c.value * kStride + r.value] = sums[r.value][c.value]; });
   });
 }
 
 // The last columns of a row, fewer than a step has: zeros fill the rest.
-template <typename Step, int kR, int kC>
+template <typename Step, int kR, int kC, int kStride>
 [[gnu::noinline]] static void dot_tail(const typename Step::W* const (&w)[kR],
                                        const typename Step::X* const (&x)[kC], int64_t column,
                                        int64_t count, Vf* acc) {
@@ -132,22 +114,34 @@ template <typename Step, int kR, int kC>
     for (int64_t i = 0; i < count; ++i) inputs[c][i] = x[c][column + i];
     x_tail[c] = inputs[c];
   }
-  NothingAhead none;
-  dot_steps<Step, kR, kC>(w_tail, x_tail, Step::kColumns, none, acc);
+  dot_steps<Step, kR, kC, kStride, false>(w_tail, x_tail, Step::kColumns, 0, acc);
 }
 
 // The same over any number of columns.
-template <typename Step, int kR, int kC, typename Ahead>
-[[gnu::noinline]] static void dot_tile(const typename Step::W* first_row, int64_t row_stride,
+template <typename Step, int kR, int kC, int kStride, bool kAhead>
+[[gnu::noinline]] static void dot_part(const typename Step::W* first_row, int64_t row_stride,
                                        const typename Step::X* first_input, int64_t input_stride,
-                                       int64_t columns, Ahead& ahead, Vf* acc) {
+                                       int64_t columns, int64_t ahead, Vf* acc) {
   const typename Step::W* w[kR];
   const typename Step::X* x[kC];
   unroll<0, kR>(BRAID_UNROLLED(r) { w[r.value] = first_row + r.value * row_stride; });
   unroll<0, kC>(BRAID_UNROLLED(c) { x[c.value] = first_input + c.value * input_stride; });
   const int64_t rest = columns % Step::kColumns;
-  dot_steps<Step, kR, kC>(w, x, columns - rest, ahead, acc);
-  if (rest > 0) dot_tail<Step, kR, kC>(w, x, columns - rest, rest, acc);
+  dot_steps<Step, kR, kC, kStride, kAhead>(w, x, columns - rest, ahead, acc);
+  if (rest > 0) dot_tail<Step, kR, kC, kStride>(w, x, columns - rest, rest, acc);
+}
+
+// kR rows × kC tokens. acc: [kC][kR], added to.
+template <typename Step, int kR, int kC, bool kAhead>
+BRAID_INLINE void dot_tile(const typename Step::W* first_row, int64_t row_stride,
+                           const typename Step::X* first_input, int64_t input_stride,
+                           int64_t columns, int64_t ahead, Vf* acc) {
+  // As many sums as there are registers for, beside the inputs and a row's weights.
+  constexpr int kPartRows = kR * kC > kMaxSums ? kR / 2 : kR;
+  for (int r = 0; r < kR; r += kPartRows) {
+    dot_part<Step, kPartRows, kC, kR, kAhead>(first_row + r * row_stride, row_stride, first_input,
+                                              input_stride, columns, ahead, acc + r);
+  }
 }
 
 // The lanes' sums of four vectors, each in the order of reduce_add.
@@ -191,24 +185,28 @@ inline constexpr int kMaxRangeTokens = 64;
 // columns at a time: expanded, and away from each other's cache sets (rows are often a power of two
 // apart).
 inline constexpr int kFewTokens = 16;
+inline constexpr int64_t kFewStretchBytes = 1024;
 inline constexpr int64_t kStretchColumns = 512;
+// Most tokens that share the loads of four rows; where those rows are expanded on the way, four
+// tokens on two rows are better than three on four.
 #if defined(BRAID_ISA_avx512)
 inline constexpr int kGroupTokens = 4;
 #else
 inline constexpr int kGroupTokens = 3;
 #endif
+inline constexpr int kFewGroupTokens = 4;
 
-// Calls body(first, Index<how many>) for groups of at most kGroupTokens that cover `tokens`.
-template <typename Body>
-BRAID_INLINE void for_even_groups(int64_t tokens, const Body& body) {
+// Calls body(first, Index<how many>) for groups of at most kMost, 3 or 4, that cover `tokens`.
+template <int kMost, typename Body>
+BRAID_INLINE void for_token_groups(int64_t tokens, const Body& body) {
   int64_t t = 0;
   while (t < tokens) {
     const int64_t left = tokens - t;
-    // Rather two and two than three and one.
-    if (left >= kGroupTokens && left != kGroupTokens + 1) {
-      body(t, Index<kGroupTokens>{});
-      t += kGroupTokens;
-    } else if (kGroupTokens == 4 && left >= 3) {
+    // Without a single one at the end, if it can be.
+    if (kMost == 4 && left >= 4 && left != 5 && left != 6) {
+      body(t, Index<4>{});
+      t += 4;
+    } else if (left >= 3 && left != 4) {
       body(t, Index<3>{});
       t += 3;
     } else if (left >= 2) {
@@ -238,10 +236,9 @@ template <typename Step, int kR>
   using W = typename Step::W;
   const int64_t row_stride = task.row_bytes / static_cast<int64_t>(sizeof(W));
   const W* w = reinterpret_cast<const W*>(task.weights + row * task.row_bytes);
-  Prefetcher prefetch = prefetch_rows(task, row + kR, kR, range.row_end);
   Vf acc[kR] = {};
-  dot_tile<Step, kR, 1>(w, row_stride, Step::inputs(task, range.token_begin), 0, task.cols,
-                        prefetch, acc);
+  dot_tile<Step, kR, 1, true>(w, row_stride, Step::inputs(task, range.token_begin), 0, task.cols,
+                              kR * row_stride, acc);
   store_sums<kR>(task, row, range.token_begin, acc);
 }
 
@@ -257,7 +254,6 @@ template <typename Step, int kR, int kTiles>
   const typename Step::X* x = Step::inputs(task, range.token_begin);
   const int64_t stride = Step::inputs(task, 1) - Step::inputs(task, 0);
   const int64_t tokens = range.token_end - range.token_begin;
-  NothingAhead none;
   Vf acc[kTiles][kFewTokens * kR];
   for (Vf(&tile)[kFewTokens * kR] : acc) {
     for (int64_t i = 0; i < tokens * kR; ++i) tile[i] = Vf{};
@@ -265,24 +261,22 @@ template <typename Step, int kR, int kTiles>
   for (int64_t first = 0; first < task.cols; first += kStretch) {
     const int64_t left = task.cols - first;
     const int64_t columns = left < kStretch ? left : kStretch;
-    const auto multiply = [&](const W* tile, int i, auto& ahead) __attribute__((always_inline)) {
-      for_even_groups(
-          tokens, [&](int64_t t, auto count) __attribute__((always_inline)) {
-            dot_tile<Step, kR, count.value>(tile, row_stride, x + t * stride + first, stride,
-                                            columns, ahead, acc[i] + t * kR);
-          });
-    };
+    // What is worked on next: the same rows' next stretch, or the first one of the next rows.
+    const int64_t ahead = left > kStretch ? kStretch : kR * kTiles * row_stride - first;
     for (int i = 0; i < kTiles; ++i) {
       const W* tile = w + i * kR * row_stride + first;
-      const int64_t groups = (tokens + kGroupTokens - 1) / kGroupTokens;
-      if (left >= 2 * kStretch) {
-        // The next stretch of the same rows, in time.
-        StretchAhead ahead(tile + kStretch, task.row_bytes, kR,
-                           groups * (kStretch / Step::kColumns));
-        multiply(tile, i, ahead);
-      } else {
-        multiply(tile, i, none);
-      }
+      const auto multiply = [&](int64_t t, auto count, auto asks) __attribute__((always_inline)) {
+        dot_tile<Step, kR, count.value, asks.value>(tile, row_stride, x + t * stride + first,
+                                                    stride, columns, ahead, acc[i] + t * kR);
+      };
+      for_token_groups<kFewGroupTokens>(
+          tokens, [&](int64_t t, auto count) __attribute__((always_inline)) {
+            if (t == 0) {
+              multiply(t, count, Index<1>{});
+            } else {
+              multiply(t, count, Index<0>{});
+            }
+          });
     }
   }
   for (int i = 0; i < kTiles; ++i) {
@@ -303,7 +297,6 @@ template <typename Step, int kR, int kTiles>
   const int64_t row_stride = task.row_bytes / static_cast<int64_t>(sizeof(W));
   const W* w = reinterpret_cast<const W*>(task.weights + row * task.row_bytes);
   Prefetcher prefetch = prefetch_rows(task, row + kRows, kRows, range.row_end);
-  NothingAhead none;
   const typename Step::X* x = Step::inputs(task, range.token_begin);
   const int64_t stride = Step::inputs(task, 1) - Step::inputs(task, 0);
   const int64_t tokens = range.token_end - range.token_begin;
@@ -319,12 +312,12 @@ template <typename Step, int kR, int kTiles>
     for (int r = 0; r < kRows; ++r) {
       copy_stretch(w + r * row_stride + first, columns, stretch + r * kStretchColumns);
     }
-    for_even_groups(
+    for_token_groups<kGroupTokens>(
         tokens, [&](int64_t t, auto count) __attribute__((always_inline)) {
           for (int i = 0; i < kTiles; ++i) {
-            dot_tile<Use, kR, count.value>(stretch + i * kR * kStretchColumns, kStretchColumns,
-                                           x + t * stride + first, stride, columns, none,
-                                           acc[i] + t * kR);
+            dot_tile<Use, kR, count.value, false>(stretch + i * kR * kStretchColumns,
+                                                  kStretchColumns, x + t * stride + first, stride,
+                                                  columns, 0, acc[i] + t * kR);
           }
         });
   }
