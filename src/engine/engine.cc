@@ -101,6 +101,7 @@ Engine::Engine(const LoadedModel& loaded, const EngineOptions& options)
       stream_(threads_),
       pool_(loaded.model().cache_layout(), cache_options(loaded.model(), options, max_context_)),
       runner_(loaded.model(), pool_, stream_, {.precision = options.precision}) {
+  stream_.set_profiler(options.profiler);
   if (!options.speculation.drafter) return;
   speculation_.emplace(options.speculation,
                        DrafterSetup{.target = loaded.model(),

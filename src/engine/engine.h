@@ -31,6 +31,8 @@ struct EngineOptions {
   bool reuse_last = false;
   // Changes no text, only its speed.
   SpeculationOptions speculation;
+  // Watches the ops, if given; must outlive the engine.
+  Profiler* profiler = nullptr;
 
   static constexpr int64_t kDefaultContext = 32768;
 };

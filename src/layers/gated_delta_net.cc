@@ -2,10 +2,12 @@
 
 #include "ops/conv/causal_conv.h"
 #include "ops/norm/rms_norm.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 
 TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const TensorView& x) const {
+  const LayerScope scope(step.stream, "gdn");
   const Dimensions& d = dimensions_;
   const Weights& w = weights_;
   const int64_t tokens = step.num_tokens();

@@ -1,12 +1,14 @@
 #include "layers/mixture_of_experts.h"
 
 #include "ops/elementwise/elementwise.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 
 TensorView MixtureOfExperts::run(StepContext& step, const TensorView& x,
                                  const TensorView& router_logits) const {
   Stream& stream = step.stream;
+  const LayerScope scope(stream, "moe");
   Workspace& workspace = step.workspace;
   const int64_t tokens = x.dim(0);
   const int64_t pairs = tokens * top_k_;

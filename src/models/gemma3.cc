@@ -9,6 +9,7 @@
 #include "models/layer_binder.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/embedding/embedding.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 
@@ -70,6 +71,7 @@ CacheLayout Gemma3::cache_layout() const {
 }
 
 TensorView Gemma3::embed(StepContext& step) const {
+  const LayerScope scope(step.stream, "embedding");
   // The reference multiplies by √hidden held in the table's run-time type.
   float root = static_cast<float>(std::sqrt(static_cast<double>(config_.hidden_size)));
   if (step.precision == ActivationPrecision::kBF16) root = to_float(to_bfloat16(root));
@@ -104,6 +106,7 @@ void Gemma3::decoder_layer(StepContext& step, int64_t index, const Rotary::Table
 
 TensorView Gemma3::attend_block(StepContext& step, int64_t index, const Rotary::Tables& tables,
                                 const TensorView& h) const {
+  const LayerScope scope(step.stream, "attention");
   const Layer& layer = layers_[index];
   const bool sliding = config_.sliding[index];
   const Rotary& rotary = sliding ? sliding_rope_ : full_rope_;
@@ -126,6 +129,7 @@ TensorView Gemma3::attend_block(StepContext& step, int64_t index, const Rotary::
 }
 
 TensorView Gemma3::logits(StepContext& step, const TensorView& x) const {
+  const LayerScope scope(step.stream, "head");
   const TensorView rows = step.workspace.take(
       DType::kF32, {static_cast<int64_t>(step.logits_rows.size()), config_.hidden_size});
   if (step.wants_hidden) {

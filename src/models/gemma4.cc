@@ -5,6 +5,7 @@
 #include "layers/attention.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/embedding/embedding.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
@@ -52,6 +53,7 @@ TensorView Gemma4::forward(StepContext& step) const {
 }
 
 TensorView Gemma4::embed(StepContext& step) const {
+  const LayerScope scope(step.stream, "embedding");
   TensorView x = step.workspace.take(DType::kF32, {step.num_tokens(), config_.hidden_size});
   embedding(step.stream, embedding_.weight(), step.token_ids,
             embedding_scale(config_.hidden_size, step.precision), x);
@@ -60,6 +62,7 @@ TensorView Gemma4::embed(StepContext& step) const {
 
 // u = (rms(W·x · hidden^(−1/2)) + √P · table[token]) · 2^(−1/2), for all layers at once.
 TensorView Gemma4::per_layer_inputs(StepContext& step, const TensorView& x) const {
+  const LayerScope scope(step.stream, "embedding");
   const int64_t width = config_.per_layer_width;
   const int64_t tokens = step.num_tokens();
   const TensorView context = per_layer_projection_.run(step, x);  // [tokens, layers · width]
@@ -94,6 +97,7 @@ void Gemma4::decoder_layer(StepContext& step, int64_t index, const Shared& share
 
 TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& shared,
                                 const TensorView& h) const {
+  const LayerScope scope(step.stream, "attention");
   const Attention& attention = layers_[index].attention;
   const Gemma4Config::Layer& shape = config_.layers[index];
   const int64_t tokens = step.num_tokens();
@@ -124,6 +128,7 @@ TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& 
 // The dense branch and the experts side by side, each with its own post-norm.
 TensorView Gemma4::mlp_and_experts(StepContext& step, const Layer& layer,
                                    const TensorView& x) const {
+  const LayerScope scope(step.stream, "moe");
   const Moe& moe = *layer.moe;
   const TensorView dense =
       moe.post_mlp_norm.run(step, layer.mlp.run(step, layer.pre_mlp_norm.run(step, x)));
@@ -136,12 +141,14 @@ TensorView Gemma4::mlp_and_experts(StepContext& step, const Layer& layer,
 // x += rms(W_p·(gelu(W_g·x) ⊙ u))
 void Gemma4::inject_per_layer_input(StepContext& step, const PerLayerInput& injection,
                                     const TensorView& u, const TensorView& x) const {
+  const LayerScope scope(step.stream, "embedding");
   const TensorView gate = injection.gate.run(step, x);
   gelu_tanh_mul(step.stream, gate, u, gate);
   injection.post_norm.add_to(step, injection.projection.run(step, gate), x);
 }
 
 TensorView Gemma4::logits(StepContext& step, const TensorView& x) const {
+  const LayerScope scope(step.stream, "head");
   const TensorView rows = step.workspace.take(
       DType::kF32, {static_cast<int64_t>(step.logits_rows.size()), config_.hidden_size});
   if (step.wants_hidden) {

@@ -7,6 +7,7 @@
 #include "models/qwen_names.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/embedding/embedding.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
@@ -67,6 +68,7 @@ int64_t Qwen3Next::prefill_alignment() const {
 }
 
 TensorView Qwen3Next::embed(StepContext& step) const {
+  const LayerScope scope(step.stream, "embedding");
   const TensorView x = step.workspace.take(DType::kF32, {step.num_tokens(), config_.hidden_size});
   embedding(step.stream, embedding_.weight(), step.token_ids, 1, x);
   return x;
@@ -84,6 +86,7 @@ TensorView Qwen3Next::forward(StepContext& step) const {
 }
 
 TensorView Qwen3Next::logits(StepContext& step, const TensorView& x) const {
+  const LayerScope scope(step.stream, "head");
   const TensorView rows = step.workspace.take(
       DType::kF32, {static_cast<int64_t>(step.logits_rows.size()), config_.hidden_size});
   if (step.wants_hidden) {

@@ -4,6 +4,7 @@
 
 #include "layers/attention.h"
 #include "ops/elementwise/elementwise.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 
@@ -27,6 +28,7 @@ TensorView Qwen3NextLayer::feed_forward(StepContext& step, const TensorView& h) 
 // W_o·(attention(q, k, v) ⊙ sigmoid(W_gate·h)), q and k normed per head before they turn.
 TensorView Qwen3NextLayer::Attention::run(StepContext& step, int64_t index, const Rotary& rotary,
                                           const Rotary::Tables& tables, const TensorView& h) const {
+  const LayerScope scope(step.stream, "attention");
   const int64_t tokens = step.num_tokens();
   const Shape kv_shape{tokens, num_kv_heads, head_dim};
   const LinearInput input =

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
@@ -96,6 +97,7 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
                    .wants_hidden = options.wants_hidden,
                    .observer = options.observer};
   guard.begin();
+  const StepScope step_profile(stream_);
   const TensorView logits = model_.forward(step);
   if (!rows_.empty()) {
     BRAID_CHECK(logits.rank() == 2 && logits.dim(0) == static_cast<int64_t>(rows_.size()) &&
@@ -184,6 +186,10 @@ void Runner::lay_flat(const StepPlan& plan) {
 }
 
 void Runner::find_nonfinite_rows(const TensorView& logits) {
+  const LayerScope layer(stream_, "head");
+  const OpScope op(stream_, "find_nonfinite", [&] {
+    return OpWork{.activation_bytes = 4.0 * static_cast<double>(logits.num_elements())};
+  });
   const size_t vocab_size = static_cast<size_t>(logits.dim(1));
   const auto scan = [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {

@@ -5,6 +5,8 @@
 
 namespace braid {
 
+class Profiler;
+
 // Where an op runs. On the CPU: a thread pool, and ops are done when they return. Owned by the
 // runner; used by one thread at a time.
 class Stream {
@@ -14,9 +16,15 @@ class Stream {
   Device device() const { return device_; }
   ThreadPool& pool() const { return *pool_; }
 
+  // What watches the ops (tensor/profiler.h), if anything does. Set it between steps; it must
+  // outlive its use here.
+  Profiler* profiler() const { return profiler_; }
+  void set_profiler(Profiler* profiler) { profiler_ = profiler; }
+
  private:
   Device device_;
   ThreadPool* pool_;
+  Profiler* profiler_ = nullptr;
 };
 
 }  // namespace braid

@@ -37,7 +37,7 @@ class BadFilesTest(CliCase):
             ("{", "config.json"),
             ("[]", "config.json"),
             ('{"model_type": 5}', "config.json", "model_type"),
-            ('{"model_type": "qwen3_next"}', "qwen3_next", "not supported", "gemma4"),
+            ('{"model_type": "mamba9"}', "mamba9", "not supported", "gemma4", "qwen3_next"),
             ('{"model_type": "gemma4_text", "vocab_size": "many"}', "config.json", "vocab_size"),
         ):
             self.write(os.path.relpath(config, self.folder), content)

@@ -10,6 +10,7 @@
 #include "ops/attention/attention_kernels.h"
 #include "ops/attention/attention_plan.h"
 #include "ops/cpu/split.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
@@ -277,6 +278,26 @@ struct AttentionRun {
   }
 };
 
+// Each sequence's visible keys and values once; two products of q with each key a row sees.
+OpWork attention_work(const TensorView& q, const PagedKv& cache,
+                      std::span<const SequenceRows> sequences, int64_t window) {
+  double keys_read = 0, keys_met = 0;
+  for (const SequenceRows& sequence : sequences) {
+    if (sequence.num_rows == 0) continue;
+    const KeyRange last = visible_keys(sequence, sequence.num_rows - 1, window);
+    keys_read += static_cast<double>(last.end - visible_keys(sequence, 0, window).begin);
+    for (int64_t row = 0; row < sequence.num_rows; ++row) {
+      const KeyRange keys = visible_keys(sequence, row, window);
+      keys_met += static_cast<double>(keys.end - keys.begin);
+    }
+  }
+  const double key_bytes = static_cast<double>(cache.num_kv_heads() * cache.head_dim() *
+                                               dtype_bytes(cache.keys.dtype()));
+  return {.state_bytes = 2 * key_bytes * keys_read,
+          .activation_bytes = 2 * 4.0 * static_cast<double>(q.num_elements()),
+          .operations = 4 * keys_met * static_cast<double>(q.dim(1) * q.dim(2))};
+}
+
 }  // namespace
 
 void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
@@ -293,6 +314,11 @@ void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
   }
   const int64_t kv_heads = cache.num_kv_heads();
   const int64_t head_dim = cache.head_dim();
+  const OpScope op(stream, "write_kv", dtype_name(cache.keys.dtype()), [&] {
+    const double elements = 2 * static_cast<double>(num_rows * kv_heads * head_dim);
+    return OpWork{.state_bytes = elements * dtype_bytes(cache.keys.dtype()),
+                  .activation_bytes = 4 * elements};
+  });
   const AttentionKernels& kernels = BRAID_KERNELS(kAttentionKernels);
   const auto put = [&](const float* from, std::byte* to) {
     if (cache.keys.dtype() == DType::kF32) {
@@ -340,6 +366,8 @@ void attention(Stream& stream, Workspace& workspace, const TensorView& q, const 
                              .group = q.dim(1) / cache.num_kv_heads(),
                              .head_dim = cache.head_dim(),
                              .window = options.window};
+  const OpScope op(stream, "attention", dtype_name(cache.keys.dtype()),
+                   [&] { return attention_work(q, cache, sequences, options.window); });
   Workspace::Scope scope(workspace);
   const int num_threads = stream.pool().num_threads();
   const int64_t scratch_floats = Scratch::floats(shape.head_dim);

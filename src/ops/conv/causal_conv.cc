@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "ops/conv/conv_kernels.h"
 #include "ops/cpu/split.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
@@ -82,6 +83,15 @@ void causal_conv_silu(Stream& stream, const TensorView& x, const TensorView& wei
   }
   if (num_rows == 0) return;
 
+  const OpScope op(stream, "causal_conv_silu", [&] {
+    const double elements = static_cast<double>(num_rows * x.dim(1));
+    // The rows kept, read and written.
+    const double kept_rows = 2.0 * static_cast<double>(sequences.size()) * (width - 1);
+    return OpWork{.weight_bytes = 4.0 * static_cast<double>(weight.num_elements()),
+                  .state_bytes = 4 * kept_rows * static_cast<double>(x.dim(1)),
+                  .activation_bytes = 8 * elements,
+                  .operations = elements * static_cast<double>(2 * width + 6)};
+  });
   const int64_t channels = x.dim(1);
   const int64_t blocks = (channels + kConvChannels - 1) / kConvChannels;
   const int64_t items = static_cast<int64_t>(sequences.size()) * blocks;

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "ops/cpu/split.h"
 #include "ops/elementwise/elementwise_kernels.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
@@ -15,12 +16,19 @@ void check_same(const TensorView& a, const TensorView& b) {
               to_string(b.shape()));
 }
 
+// `moved` floats and about `operations` an element.
+OpWork work(int64_t elements, int moved, int operations) {
+  return {.activation_bytes = 4.0 * static_cast<double>(moved * elements),
+          .operations = static_cast<double>(operations * elements)};
+}
+
 }  // namespace
 
 void gelu_tanh_mul(Stream& stream, const TensorView& gate, const TensorView& up,
                    const TensorView& y) {
   check_same(gate, up);
   check_same(gate, y);
+  const OpScope op(stream, "gelu_tanh_mul", [&] { return work(gate.num_elements(), 3, 12); });
   const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
   split_elements(stream, gate.dim(0), gate.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
     kernels.gelu_tanh_mul(gate.row<float>(row) + begin, up.row<float>(row) + begin,
@@ -31,6 +39,7 @@ void gelu_tanh_mul(Stream& stream, const TensorView& gate, const TensorView& up,
 void silu_mul(Stream& stream, const TensorView& gate, const TensorView& up, const TensorView& y) {
   check_same(gate, up);
   check_same(gate, y);
+  const OpScope op(stream, "silu_mul", [&] { return work(gate.num_elements(), 3, 8); });
   const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
   split_elements(stream, gate.dim(0), gate.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
     kernels.silu_mul(gate.row<float>(row) + begin, up.row<float>(row) + begin,
@@ -40,6 +49,7 @@ void silu_mul(Stream& stream, const TensorView& gate, const TensorView& up, cons
 
 void sigmoid_mul(Stream& stream, const TensorView& x, const TensorView& gate) {
   check_same(x, gate);
+  const OpScope op(stream, "sigmoid_mul", [&] { return work(x.num_elements(), 3, 8); });
   const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
   split_elements(stream, x.dim(0), x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
     kernels.sigmoid_mul(x.row<float>(row) + begin, gate.row<float>(row) + begin, end - begin);
@@ -51,6 +61,7 @@ void add_sigmoid_scaled(Stream& stream, const TensorView& x, const TensorView& y
   check_same(x, y);
   BRAID_CHECK(gate.rank() == 2 && gate.dim(0) == x.dim(0) && gate.dim(1) == 1, "x {}, gate {}",
               to_string(x.shape()), to_string(gate.shape()));
+  const OpScope op(stream, "add_sigmoid_scaled", [&] { return work(x.num_elements(), 3, 2); });
   const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
   split_elements(stream, x.dim(0), x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
     const double factor = 1 / (1 + std::exp(-double{*gate.row<float>(row)}));
@@ -61,6 +72,7 @@ void add_sigmoid_scaled(Stream& stream, const TensorView& x, const TensorView& y
 
 void add(Stream& stream, const TensorView& x, const TensorView& y) {
   check_same(x, y);
+  const OpScope op(stream, "add", [&] { return work(x.num_elements(), 3, 1); });
   const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
   split_elements(stream, x.dim(0), x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
     kernels.add(x.row<float>(row) + begin, y.row<float>(row) + begin, end - begin);
@@ -69,6 +81,7 @@ void add(Stream& stream, const TensorView& x, const TensorView& y) {
 
 void scale(Stream& stream, const TensorView& x, float factor) {
   BRAID_CHECK(x.rank() == 2, "x {}", to_string(x.shape()));
+  const OpScope op(stream, "scale", [&] { return work(x.num_elements(), 2, 1); });
   const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
   split_elements(stream, x.dim(0), x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
     kernels.scale(x.row<float>(row) + begin, factor, end - begin);
@@ -77,6 +90,7 @@ void scale(Stream& stream, const TensorView& x, float factor) {
 
 void softcap(Stream& stream, const TensorView& x, float cap) {
   BRAID_CHECK(x.rank() == 2 && cap > 0, "x {}, cap {}", to_string(x.shape()), cap);
+  const OpScope op(stream, "softcap", [&] { return work(x.num_elements(), 2, 10); });
   const ElementwiseKernels& kernels = BRAID_KERNELS(kElementwiseKernels);
   split_elements(stream, x.dim(0), x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
     kernels.softcap(x.row<float>(row) + begin, cap, end - begin);
@@ -88,6 +102,7 @@ void gather_rows(Stream& stream, const TensorView& x, std::span<const int32_t> r
   BRAID_CHECK(x.rank() == 2 && y.rank() == 2 && x.dim(1) == y.dim(1) &&
                   y.dim(0) == static_cast<int64_t>(rows.size()),
               "{} rows of {} into {}", rows.size(), to_string(x.shape()), to_string(y.shape()));
+  const OpScope op(stream, "gather_rows", [&] { return work(y.num_elements(), 2, 0); });
   const int64_t width = x.dim(1);
   split_elements(stream, y.dim(0), width, [&](int64_t row, int64_t begin, int64_t end) {
     BRAID_CHECK(rows[row] >= 0 && rows[row] < x.dim(0), "row {} of {}", rows[row], x.dim(0));

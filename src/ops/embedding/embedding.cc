@@ -1,6 +1,7 @@
 #include "ops/embedding/embedding.h"
 
 #include "base/check.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 
@@ -9,6 +10,12 @@ void embedding(Stream& stream, const Weight& table, std::span<const int32_t> ids
   BRAID_CHECK(!table.empty() && table.shape.rank() == 2 && y.rank() == 2);
   BRAID_CHECK(y.dim(0) == static_cast<int64_t>(ids.size()) && y.dim(1) == table.cols(),
               "table {}, {} ids, y {}", to_string(table.shape), ids.size(), to_string(y.shape()));
+  const OpScope op(stream, "embedding", table.format->name, [&] {
+    const double tokens = static_cast<double>(y.dim(0));
+    return OpWork{.weight_bytes = tokens * table.row_bytes(),
+                  .activation_bytes = 4 * tokens * table.cols(),
+                  .operations = tokens * table.cols()};
+  });
   stream.pool().parallel_for(y.dim(0), 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       BRAID_CHECK(ids[i] >= 0 && ids[i] < table.rows(), "id {} of {}", ids[i], table.rows());

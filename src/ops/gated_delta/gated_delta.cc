@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "ops/gated_delta/chunk_kernels.h"
 #include "ops/gated_delta/recurrent_kernels.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
@@ -322,6 +323,23 @@ struct Task {
   }
 };
 
+// The states read and written (logged rows leave theirs, unless there is something to apply; the
+// log itself is small) and the recurrent form's products: Sᵀk, k·dᵀ, Sᵀq.
+OpWork delta_work(const Dims& d, std::span<const RecurrentRows> sequences) {
+  const double state_elements = static_cast<double>(d.value_heads * d.value_dim * d.key_dim);
+  OpWork work;
+  for (const RecurrentRows& rows : sequences) {
+    if (rows.num_rows == 0) continue;
+    const double times = (rows.fresh ? 0 : 1) + (!rows.logged || rows.num_replayed > 0 ? 1 : 0);
+    const double row_elements =
+        static_cast<double>(2 * d.key_heads * d.key_dim + 2 * d.value_heads * d.value_dim);
+    work.state_bytes += 4 * times * state_elements;
+    work.activation_bytes += 4 * row_elements * static_cast<double>(rows.num_rows);
+    work.operations += 6 * state_elements * static_cast<double>(rows.num_rows + rows.num_replayed);
+  }
+  return work;
+}
+
 }  // namespace
 
 void gated_delta(Stream& stream, Workspace& workspace, const GatedDeltaInputs& inputs,
@@ -345,6 +363,7 @@ void gated_delta(Stream& stream, Workspace& workspace, const GatedDeltaInputs& i
   }
   if (sizes.block == 0) return;
 
+  const OpScope op(stream, "gated_delta", [&] { return delta_work(d, sequences); });
   Workspace::Scope scope(workspace);
   Scratch sample{};
   const int64_t scratch_elements = lay_out(d, sizes, nullptr, sample);

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "ops/linear/linear_kernels.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
@@ -28,6 +29,18 @@ const LinearKernels& kernels_of(const QuantFormat& format) {
   if (format.plain()) return BRAID_KERNELS(kPlainKernels);
   if (format.block_elements == 32) return BRAID_KERNELS(kSimpleBlockKernels);
   return BRAID_KERNELS(kKQuantKernels);
+}
+
+// Products of `tokens` rows with a matrix of w's size, of which `weight_bytes` are read.
+OpWork linear_work(const Weight& w, const LinearInput& x, int64_t tokens, double weight_bytes) {
+  const bool int8 = x.precision == ActivationPrecision::kInt8 && !w.format->plain();
+  const double cols = static_cast<double>(w.cols()), rows = static_cast<double>(w.rows());
+  return {.weight_bytes = weight_bytes,
+          .activation_bytes = static_cast<double>(tokens) * ((int8 ? 1.25 : 4) * cols + 4 * rows),
+          .operations = 2 * static_cast<double>(tokens) * cols * rows,
+          .arithmetic = int8                   ? Arithmetic::kInt8
+                        : x.packed.rank() == 2 ? Arithmetic::kBF16
+                                               : Arithmetic::kF32};
 }
 
 LinearKernel pick_kernel(const QuantFormat& format, const LinearInput& x) {
@@ -103,6 +116,12 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
     warn_once("inputs whose width is not a multiple of 32 are not rounded to int8");
     precision = ActivationPrecision::kF32;
   }
+  const OpScope op(stream, "prepare_input", [&] {
+    const double elements = static_cast<double>(x.num_elements());
+    return OpWork{
+        .activation_bytes = elements * (precision == ActivationPrecision::kInt8 ? 5.25 : 8),
+        .operations = 4 * elements};
+  });
   LinearInput input;
   input.precision = precision;
   const bool spread =
@@ -139,6 +158,8 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
   check_arguments(w, x, y);
   const int64_t tokens = y.dim(0), rows = w.rows();
   if (tokens == 0 || rows == 0) return;
+  const OpScope op(stream, "linear", w.format->name,
+                   [&] { return linear_work(w, x, tokens, static_cast<double>(w.size_bytes())); });
   const LinearTask task = make_task(w, x, y);
   const LinearKernel kernel = pick_kernel(*w.format, x);
   const int64_t token_tiles = ceil_divide(tokens, kTileTokens);
@@ -164,9 +185,14 @@ void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x,
                   offsets.back() == tokens && std::is_sorted(offsets.begin(), offsets.end()),
               "{} offsets for {} experts", offsets.size(), experts);
   if (tokens == 0 || rows == 0) return;
+  const int64_t expert_bytes = rows * w.row_bytes();
+  const OpScope op(stream, "grouped_linear", w.format->name, [&] {
+    int64_t touched = 0;
+    for (int64_t e = 0; e < experts; ++e) touched += offsets[e + 1] > offsets[e] ? 1 : 0;
+    return linear_work(w, x, tokens, static_cast<double>(touched * expert_bytes));
+  });
   const LinearTask task = make_task(w, x, y);
   const LinearKernel kernel = pick_kernel(*w.format, x);
-  const int64_t expert_bytes = rows * w.row_bytes();
   const auto tiles_of = [&](int64_t e) {
     return ceil_divide(offsets[e + 1] - offsets[e], kTileTokens);
   };

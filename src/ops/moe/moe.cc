@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "ops/cpu/split.h"
 #include "ops/moe/moe_kernels.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
@@ -59,6 +60,10 @@ void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& e
       expert_scale.empty() || (expert_scale.rank() == 1 && expert_scale.dim(0) == num_experts),
       "expert scale {}", to_string(expert_scale.shape()));
   if (logits.dim(0) == 0) return;
+  const OpScope op(stream, "top_k_experts", [&] {
+    const double elements = static_cast<double>(logits.num_elements());
+    return OpWork{.activation_bytes = 4 * elements, .operations = elements};
+  });
   const float* scale = expert_scale.empty() ? nullptr : expert_scale.data<float>();
   split_rows(stream, logits.dim(0), num_experts + 16 * k, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
@@ -73,13 +78,16 @@ void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& e
   });
 }
 
-ExpertGroups group_by_expert(Stream&, Workspace& workspace, const TensorView& experts,
+ExpertGroups group_by_expert(Stream& stream, Workspace& workspace, const TensorView& experts,
                              int64_t num_experts) {
   BRAID_CHECK(experts.rank() == 2, "experts {}", to_string(experts.shape()));
   const int64_t num_tokens = experts.dim(0);
   const int64_t k = experts.dim(1);
   const int64_t num_pairs = num_tokens * k;
   BRAID_CHECK(num_pairs <= std::numeric_limits<int32_t>::max(), "{} pairs", num_pairs);
+  const OpScope op(stream, "group_by_expert", [&] {
+    return OpWork{.activation_bytes = 3 * 4.0 * static_cast<double>(num_pairs)};
+  });
   ExpertGroups groups;
   groups.offsets = workspace.take(DType::kI32, {num_experts + 1}).span<int32_t>();
   groups.tokens = workspace.take(DType::kI32, {num_pairs}).span<int32_t>();
@@ -124,6 +132,10 @@ void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& gr
               "y {}, out {}, experts {}", to_string(y.shape()), to_string(out.shape()),
               to_string(experts.shape()));
   const int64_t width = out.dim(1);
+  const OpScope op(stream, "combine_experts", [&] {
+    return OpWork{.activation_bytes = 4.0 * static_cast<double>((num_pairs + out.dim(0)) * width),
+                  .operations = 2.0 * static_cast<double>(num_pairs * width)};
+  });
   const MoeKernels& kernels = BRAID_KERNELS(kMoeKernels);
   split_rows(stream, out.dim(0), width * k, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {

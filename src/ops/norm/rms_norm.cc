@@ -3,11 +3,18 @@
 #include "base/check.h"
 #include "ops/cpu/split.h"
 #include "ops/norm/rms_norm_kernels.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
 
 using RowKernel = void (*)(const float*, const float*, float, int64_t, float*);
+
+// Squares and their sum, then two factors and what else is asked; `moved` floats an element.
+OpWork norm_work(const TensorView& x, int moved, int operations) {
+  const double elements = static_cast<double>(x.num_elements());
+  return {.activation_bytes = 4 * moved * elements, .operations = operations * elements};
+}
 
 void run_rows(Stream& stream, RowKernel kernel, const TensorView& x, const TensorView& weight,
               float epsilon, const TensorView& y) {
@@ -35,11 +42,13 @@ void run_rows(Stream& stream, RowKernel kernel, const TensorView& x, const Tenso
 
 void rms_norm(Stream& stream, const TensorView& x, const TensorView& weight, float epsilon,
               const TensorView& y) {
+  const OpScope op(stream, "rms_norm", [&] { return norm_work(x, 2, 4); });
   run_rows(stream, BRAID_KERNELS(kRmsNormKernels).norm, x, weight, epsilon, y);
 }
 
 void add_rms_norm(Stream& stream, const TensorView& x, const TensorView& weight, float epsilon,
                   const TensorView& residual) {
+  const OpScope op(stream, "add_rms_norm", [&] { return norm_work(x, 3, 5); });
   run_rows(stream, BRAID_KERNELS(kRmsNormKernels).add_norm, x, weight, epsilon, residual);
 }
 
@@ -53,6 +62,7 @@ void gated_rms_norm(Stream& stream, const TensorView& x, const TensorView& gate,
   BRAID_CHECK(weight.shape() == Shape({width}), "weight {} for width {}", to_string(weight.shape()),
               width);
   if (x.empty()) return;
+  const OpScope op(stream, "gated_rms_norm", [&] { return norm_work(x, 3, 6); });
   const float* gains = weight.data<float>();
   const auto kernel = BRAID_KERNELS(kRmsNormKernels).gated_norm;
   split_rows(stream, x.dim(0), heads * width, [&](int64_t begin, int64_t end) {

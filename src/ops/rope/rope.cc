@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "ops/cpu/split.h"
 #include "ops/rope/rope_kernels.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
@@ -23,6 +24,10 @@ void rope_tables(Stream& stream, std::span<const int32_t> positions, const Tenso
   BRAID_CHECK(cos.shape() == expected && sin.shape() == expected, "cos {}, sin {}, expected {}",
               to_string(cos.shape()), to_string(sin.shape()), to_string(expected));
   if (tokens == 0 || pairs == 0) return;
+  const OpScope op(stream, "rope_tables", [&] {
+    return OpWork{.activation_bytes = 2.0 * 4 * tokens * pairs,
+                  .operations = static_cast<double>(kAngleCost * tokens * pairs)};
+  });
   const float* frequency = frequencies.data<float>();
   split_rows(stream, tokens, pairs * kAngleCost, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
@@ -50,6 +55,10 @@ void rope(Stream& stream, const TensorView& x, const TensorView& cos, const Tens
   BRAID_CHECK(pairs <= pair_distance && pair_distance + pairs <= head_dim,
               "{} pairs at distance {} in heads of {}", pairs, pair_distance, head_dim);
   if (x.empty() || pairs == 0) return;
+  const OpScope op(stream, "rope", [&] {
+    const double turned = static_cast<double>(x.dim(0) * heads * pairs);
+    return OpWork{.activation_bytes = 2 * 8 * turned, .operations = 6 * turned};
+  });
   const RopeKernels& kernels = BRAID_KERNELS(kRopeKernels);
   split_rows(stream, x.dim(0), heads * pairs * 2, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
