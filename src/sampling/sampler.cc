@@ -26,20 +26,27 @@ void penalise(std::span<float> logits, const SamplingParams& params, const Token
 // most 2d / (1 + d)), which a single number compared with summed weights would not give. Equal to
 // adding Gumbel noise to the logits. -1 if all weights are 0.
 int32_t race(std::span<const Candidate> candidates, const SamplingKey& key) {
+  constexpr double kSmallestUniform = 0x1p-33;
   UniformByToken uniform(key);
   double first = std::numeric_limits<double>::infinity();
   int32_t token = -1;
-  for (const Candidate& c : candidates) {
-    if (c.weight == 0) continue;
-    const double u = uniform(c.token);
+  const auto run = [&](const Candidate& c) {
     const double limit = first * c.weight;
-    // -log(1 - u) >= u: most clocks need no logarithm.
-    if (u >= limit) continue;
+    // Even the smallest number would come too late. -log(1 - u) >= u.
+    if (c.weight == 0 || limit <= kSmallestUniform) return;
+    const double u = uniform(c.token);
+    // Most clocks need no logarithm.
+    if (u >= limit) return;
     const double time = -std::log1p(-u);
-    if (time >= limit) continue;
+    if (time >= limit) return;
     first = time / c.weight;
     token = c.token;
-  }
+  };
+  // The likeliest one first: most of the others then need no random number at all.
+  const auto by_weight = [](const Candidate& a, const Candidate& b) { return a.weight < b.weight; };
+  const auto likeliest = std::max_element(candidates.begin(), candidates.end(), by_weight);
+  if (likeliest != candidates.end()) run(*likeliest);
+  for (const Candidate& c : candidates) run(c);
   return token;
 }
 

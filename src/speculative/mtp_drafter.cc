@@ -10,8 +10,8 @@
 namespace braid {
 namespace {
 
-// Pairs wait until there are so many, unless drafts are wanted: while drafts are turned off, one
-// pass over the head's weights then serves many tokens.
+// Pairs of a prompt wait until there are so many: one pass over the head's weights serves them all.
+// A drafter that rests keeps the hidden states of the latest so many, at least.
 constexpr int64_t kCatchUp = 64;
 
 // Address space for the logits of one step.
@@ -25,6 +25,11 @@ const Model& find_head(const Model& target) {
         target.family());
   }
   return *target.draft_head();
+}
+
+// More of the text is known than the target has computed and one token.
+bool is_prompt(const DraftRequest& request) {
+  return static_cast<int64_t>(request.tokens.size()) > request.target->length() + 1;
 }
 
 CacheOptions cache_options(const DrafterSetup& setup) {
@@ -57,7 +62,9 @@ void MtpDrafter::draft(std::span<DraftRequest> requests) {
     Sequence& sequence = sequences_.try_emplace(request.sequence, pool_).first->second;
     take_hidden(request, sequence);
     // Drafts of the round before.
-    BRAID_CHECK(sequence.state.truncate(sequence.num_pairs), "drafts that cannot be forgotten");
+    BRAID_CHECK(sequence.state.truncate(sequence.num_pairs - sequence.first_pair),
+                "drafts that cannot be forgotten");
+    rest(request, sequence);
   }
   compute_pairs(requests);
   continue_drafts(requests);
@@ -87,7 +94,18 @@ int64_t MtpDrafter::num_pending(const DraftRequest& request, const Sequence& seq
 bool MtpDrafter::is_due(const DraftRequest& request, const Sequence& sequence) const {
   if (sequence.lost) return false;
   const int64_t pending = num_pending(request, sequence);
-  return pending > 0 && (request.max_drafts > 0 || pending >= kCatchUp);
+  return pending > 0 && (request.max_drafts > 0 || (is_prompt(request) && pending >= kCatchUp));
+}
+
+// Hidden states nobody has asked drafts for are dropped, and with them what was before.
+void MtpDrafter::rest(const DraftRequest& request, Sequence& sequence) {
+  if (sequence.lost || request.max_drafts > 0 || is_prompt(request)) return;
+  const int64_t dropped = num_pending(request, sequence) - kCatchUp;
+  if (dropped < kCatchUp) return;
+  sequence.hidden.erase(sequence.hidden.begin(), sequence.hidden.begin() + dropped * hidden_size_);
+  sequence.num_pairs += dropped;
+  sequence.first_pair = sequence.num_pairs;
+  sequence.state.truncate(0);
 }
 
 // Chunks of the pairs that are due; the last of a request that wants drafts gives the first one.
@@ -207,6 +225,10 @@ void MtpDrafter::rewind(int64_t id, int64_t length) {
   sequence.hidden.resize(static_cast<size_t>(waiting * hidden_size_));
   sequence.num_hidden = length;
   sequence.num_pairs = std::min(sequence.num_pairs, length);
+  if (sequence.first_pair <= sequence.num_pairs) return;
+  // Nothing is left of what it read.
+  sequence.first_pair = sequence.num_pairs;
+  sequence.state.truncate(0);
 }
 
 }  // namespace braid

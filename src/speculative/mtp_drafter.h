@@ -14,7 +14,8 @@ namespace braid {
 // Drafts with the multi-token-prediction head of the target itself. The head reads pairs (hidden
 // state of position p, token p + 1) and keeps keys and values of its own; those of known tokens are
 // always computed from the target's hidden states. From the second draft on it goes on from its own
-// hidden states, and these rows are forgotten before the next round.
+// hidden states, and these rows are forgotten before the next round. While no drafts are wanted it
+// rests: it keeps the latest hidden states, and starts anew from those when it is asked again.
 class MtpDrafter : public Drafter {
  public:
   // Throws Error if the target came without such a head.
@@ -31,7 +32,9 @@ class MtpDrafter : public Drafter {
  private:
   struct Sequence {
     explicit Sequence(CachePool& pool) : state(pool) {}
-    SequenceState state;  // one row a pair; the first num_pairs are real, the others drafts
+    // One row a pair, from first_pair on; those up to num_pairs are real, the others drafts.
+    SequenceState state;
+    int64_t first_pair = 0;
     int64_t num_pairs = 0;
     int64_t num_hidden = 0;     // positions whose hidden states have come
     std::vector<float> hidden;  // [num_hidden - num_pairs, hidden size]: without a pair yet
@@ -39,6 +42,7 @@ class MtpDrafter : public Drafter {
   };
 
   void take_hidden(const DraftRequest& request, Sequence& sequence);
+  void rest(const DraftRequest& request, Sequence& sequence);
   bool is_due(const DraftRequest& request, const Sequence& sequence) const;
   void compute_pairs(std::span<DraftRequest> requests);
   void continue_drafts(std::span<DraftRequest> requests);

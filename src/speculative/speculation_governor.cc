@@ -17,14 +17,14 @@ constexpr double kMemory = 0.95;
 constexpr double kPriorRounds = 2;
 constexpr double kPriorAcceptance = 0.6;
 // What drafts must promise before they replace plain steps.
-constexpr double kMinGain = 1.02;
+constexpr double kMinGain = 1.05;
 // The first trial may cost this many plain steps. No more is saved up for later ones, unless a
 // single one needs it.
-constexpr double kTrialAllowance = 6;
+constexpr double kTrialAllowance = 4;
 // A step that takes more than so many times the usual counts as having taken that.
 constexpr double kMostUsual = 2;
 // A trial that uses up what may be lost ends after so many steps.
-constexpr int64_t kShortestTrial = 3;
+constexpr int64_t kShortestTrial = 2;
 
 }  // namespace
 

@@ -34,9 +34,9 @@ struct DecodeObservation {
 // plain speed, stays below a small share of all decoding time.
 class SpeculationGovernor {
  public:
-  static constexpr double kMaxLoss = 0.02;        // share of the decoding time
+  static constexpr double kMaxLoss = 0.01;        // share of the decoding time
   static constexpr int64_t kFirstPlainSteps = 4;  // of each number of sequences; one is not counted
-  static constexpr int64_t kTrialSteps = 6;
+  static constexpr int64_t kTrialSteps = 4;
   static constexpr int64_t kRefreshInterval = 64;  // most drafted steps between two plain ones
 
   explicit SpeculationGovernor(int64_t max_drafts);
