@@ -31,9 +31,23 @@ LoadedModel LoadedModel::load(std::string_view model, const LoadOptions& options
   return loaded;
 }
 
+// Vocabularies are often padded: such rows have weights, of any value, but no text.
+void LoadedModel::suppress_rows_without_token() {
+  std::vector<int32_t>& ids = generation_.suppress_ids;
+  for (int32_t id = 0; id < model_->vocab_size(); ++id) {
+    const bool has_token = id < tokenizer_->vocab_size() && !tokenizer_->token_text(id).empty();
+    if (!has_token) ids.push_back(id);
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+}
+
 void LoadedModel::load_texts() {
   tokenizer_ = load_tokenizer(*files_);
-  if (tokenizer_ != nullptr) add_stop_id(tokenizer_->eos_id());
+  if (tokenizer_ != nullptr) {
+    add_stop_id(tokenizer_->eos_id());
+    suppress_rows_without_token();
+  }
   if (!files_->chat_template()) return;
   try {
     chat_template_ = std::make_unique<ChatTemplate>(

@@ -41,13 +41,15 @@ class LoadedModel {
   // A template that replaces the model's. Throws Error naming `origin` and the line.
   ChatTemplate make_chat_template(std::string_view source, const std::string& origin) const;
   // Stop ids are the union of all the files, the tokenizer's end-of-text token and the token with
-  // which the chat template ends an assistant's turn.
+  // which the chat template ends an assistant's turn. Ids of the model's vocabulary that are no
+  // token of the tokenizer's are suppressed.
   const GenerationDefaults& generation() const { return generation_; }
   // Parsed files, for `inspect`; weights are those bound to the model.
   const ModelFiles& files() const { return *files_; }
 
  private:
   void load_texts();
+  void suppress_rows_without_token();
   void add_stop_id(std::optional<TokenId> id);
 
   std::string origin_;

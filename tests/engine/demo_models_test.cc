@@ -152,5 +152,14 @@ std::string case_name(const ::testing::TestParamInfo<const char*>& info) {
 INSTANTIATE_TEST_SUITE_P(Bundled, DemoModelTest,
                          ::testing::Values("gemma4", "gemma4-dense", "qwen3next"), case_name);
 
+// The vocabulary of 7936 rows has 7898 tokens.
+TEST(DemoModelsTest, RowsWithoutATokenAreNeverDrawn) {
+  const LoadedModel loaded = LoadedModel::load(std::string(BRAID_DEMO_MODEL_FOLDER) + "/qwen3next");
+  const std::vector<int32_t>& suppressed = loaded.generation().suppress_ids;
+  ASSERT_EQ(suppressed.size(), 38u);
+  EXPECT_EQ(suppressed.front(), 7898);
+  EXPECT_EQ(suppressed.back(), 7935);
+}
+
 }  // namespace
 }  // namespace braid
