@@ -41,8 +41,8 @@ class Model {
   // this one's weights and lives as long; its steps carry backbone_hidden. Null: there is none.
   virtual const Model* draft_head() const { return nullptr; }
 
-  // Of draft heads: the matrix [vocab, hidden] that makes logits of the hidden states a step leaves,
-  // for those who want to do that themselves. Null: it is not as simple as that.
+  // Of draft heads: the matrix [vocab, hidden] that makes logits of the hidden states a step
+  // leaves, for those who want to do that themselves. Null: it is not as simple as that.
   virtual const Weight* vocabulary_head() const { return nullptr; }
 
   // Prompts are best split at multiples of this many tokens: then their results do not depend on

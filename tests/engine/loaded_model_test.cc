@@ -129,8 +129,8 @@ TEST(LoadedModelTest, UnknownModelTypesAreOneClearError) {
   copy_model("gemma4_moe", folder);
   folder.write("config.json", R"({"model_type": "mamba9", "vocab_size": 10})");
   EXPECT_THAT(error_of([&] { LoadedModel::load(folder.path().string()); }),
-              ::testing::AllOf(HasSubstr("mamba9"), HasSubstr("not supported"),
-                               HasSubstr("gemma4"), ::testing::Not(HasSubstr("\n"))));
+              ::testing::AllOf(HasSubstr("mamba9"), HasSubstr("not supported"), HasSubstr("gemma4"),
+                               ::testing::Not(HasSubstr("\n"))));
 }
 
 // The bundled models of a folder of one's own.
