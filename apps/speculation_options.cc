@@ -10,21 +10,24 @@
 namespace braid {
 
 void SpeculationCli::add_to(CLI::App& command) {
-  command
-      .add_option(
-          "--speculate", drafter,
-          "Draft tokens for the model to verify several at a time; the text stays the same: "
-          "mtp (the model's own head), assistant:PATH (Gemma 4 assistant), model:PATH "
-          "(smaller model of the same vocabulary), ngram (repeats of the text), off")
-      ->option_text("DRAFTER")
-      ->capture_default_str();
+  CLI::Option* speculate =
+      command
+          .add_option(
+              "--speculate", drafter,
+              "Draft tokens for the model to verify several at a time; the text stays the same: "
+              "mtp (the model's own head), assistant:PATH (Gemma 4 assistant), model:PATH "
+              "(smaller model of the same vocabulary), ngram (repeats of the text), off")
+          ->option_text("DRAFTER")
+          ->capture_default_str();
   command.add_option("--draft-tokens", draft_tokens, "Most tokens drafted at a time")
       ->check(CLI::Range(int64_t{1}, SpeculationOptions::kMaxDrafts))
+      ->needs(speculate)
       ->capture_default_str();
   command
       .add_option("--draft-policy", policy,
                   "adaptive: as many drafts as pay, perhaps none; fixed: always --draft-tokens")
       ->check(CLI::IsMember({"adaptive", "fixed"}))
+      ->needs(speculate)
       ->capture_default_str();
 }
 
