@@ -2,7 +2,8 @@
 // GPU. Each kernel streams the bfloat16 weights of one layer once for up to eight tokens; the chain
 // runs as a CUDA graph, with plain or programmatic edges.
 //
-//   nvcc -std=c++17 -O3 -arch=sm_90 -cudart static -o decode_chain decode_chain.cu && ./decode_chain
+//   nvcc -std=c++17 -O3 -arch=sm_90 -cudart static -o decode_chain decode_chain.cu &&
+//   ./decode_chain
 //
 // Prints, per shape and kernel variant, the error against a plain kernel, the time of a link of
 // the chain, and the rate at which weights are read beside that of a plain streaming read.
@@ -17,13 +18,13 @@
 #include <cstdlib>
 #include <vector>
 
-#define CHECK(call)                                                                     \
-  do {                                                                                  \
-    const cudaError_t error = (call);                                                   \
-    if (error != cudaSuccess) {                                                         \
+#define CHECK(call)                                                                       \
+  do {                                                                                    \
+    const cudaError_t error = (call);                                                     \
+    if (error != cudaSuccess) {                                                           \
       std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                     \
-    }                                                                                   \
+      std::exit(1);                                                                       \
+    }                                                                                     \
   } while (0)
 
 namespace {
@@ -45,9 +46,7 @@ __device__ uint4 load_stream(const void* p) {
                : "l"(p));
   return v;
 }
-__device__ uint4 load_shared_by_warps(const void* p) {
-  return __ldg(static_cast<const uint4*>(p));
-}
+__device__ uint4 load_shared_by_warps(const void* p) { return __ldg(static_cast<const uint4*>(p)); }
 
 // c[16 rows, 8 tokens] += a[16, 16] · b[16, 8]
 __device__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
@@ -95,8 +94,8 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKWarps) few_tokens(Task task
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          a[u][t][h] = at + u < chunks ? load_stream(w[t][h] + (at + u) * kChunk)
-                                       : make_uint4(0, 0, 0, 0);
+          a[u][t][h] =
+              at + u < chunks ? load_stream(w[t][h] + (at + u) * kChunk) : make_uint4(0, 0, 0, 0);
         }
       }
     }
@@ -172,7 +171,8 @@ __global__ void read_all(const uint4* p, int64_t n, uint32_t* sink) {
   for (; i + 3 * step < n; i += 4 * step) {
     const uint4 a = load_stream(p + i), b = load_stream(p + i + step),
                 c = load_stream(p + i + 2 * step), d = load_stream(p + i + 3 * step);
-    sum += a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
+    sum += a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^
+           d.w;
   }
   if (sum == 0x12345678) *sink = sum;
 }
@@ -182,16 +182,16 @@ struct Variant {
   int rows_per_block, threads;
   void (*kernel)(Task);
 };
-#define VARIANT(tiles, row_warps, k_warps, unroll, early)                                     \
-  Variant {                                                                                   \
-    #tiles "x16 rows, " #row_warps "x" #k_warps " warps, unroll " #unroll ", early " #early,   \
-        16 * tiles * row_warps, 32 * row_warps * k_warps,                                     \
-        few_tokens<tiles, row_warps, k_warps, unroll, early>                                  \
+#define VARIANT(tiles, row_warps, k_warps, unroll, early)                                       \
+  Variant {                                                                                     \
+#tiles "x16 rows, " #row_warps "x" #k_warps " warps, unroll " #unroll ", early " #early,    \
+        16 * tiles* row_warps, 32 * row_warps* k_warps, few_tokens < tiles, row_warps, k_warps, \
+        unroll, early>                                                                          \
   }
 const Variant kVariants[] = {
-    VARIANT(1, 1, 4, 4, true),  VARIANT(1, 1, 8, 4, true), VARIANT(1, 1, 8, 4, false),
-    VARIANT(1, 1, 8, 8, true),  VARIANT(1, 1, 16, 4, true), VARIANT(1, 2, 8, 4, true),
-    VARIANT(2, 1, 8, 4, true),  VARIANT(2, 1, 4, 4, true), VARIANT(2, 2, 4, 4, true),
+    VARIANT(1, 1, 4, 4, true), VARIANT(1, 1, 8, 4, true),  VARIANT(1, 1, 8, 4, false),
+    VARIANT(1, 1, 8, 8, true), VARIANT(1, 1, 16, 4, true), VARIANT(1, 2, 8, 4, true),
+    VARIANT(2, 1, 8, 4, true), VARIANT(2, 1, 4, 4, true),  VARIANT(2, 2, 4, 4, true),
     VARIANT(1, 4, 4, 4, true),
 };
 
@@ -260,7 +260,7 @@ int main() {
   const double roof = static_cast<double>(kBytes) / best_read / 1e9;
   std::printf("streaming read: %.2f TB/s\n", roof);
 
-  const int shapes[][2] = {{8192, 2816}, {2816, 4096}, {4224, 2816}, {2816, 2112}, {8192, 3840},
+  const int shapes[][2] = {{8192, 2816}, {2816, 4096},  {4224, 2816},  {2816, 2112},  {8192, 3840},
                            {3840, 4096}, {30720, 3840}, {3840, 15360}, {262144, 2816}};
   for (const auto& shape : shapes) {
     const int rows = shape[0], cols = shape[1];
@@ -304,9 +304,11 @@ int main() {
         CHECK(cudaGraphExecDestroy(executable));
         CHECK(cudaGraphDestroy(graph));
       }
-      std::printf("  %-42s error %.1e  plain %7.2f us %.2f TB/s   programmatic %7.2f us %.2f TB/s %3.0f%%%s\n",
-                  variant.name, error, us[0], rate[0], us[1], rate[1], 100 * rate[1] / roof,
-                  error < 1e-4 ? "" : "  WRONG");
+      std::printf(
+          "  %-42s error %.1e  plain %7.2f us %.2f TB/s   programmatic %7.2f us %.2f TB/s "
+          "%3.0f%%%s\n",
+          variant.name, error, us[0], rate[0], us[1], rate[1], 100 * rate[1] / roof,
+          error < 1e-4 ? "" : "  WRONG");
     }
   }
   return 0;
