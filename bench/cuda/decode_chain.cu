@@ -141,6 +141,291 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKWarps) few_tokens(Task task
   }
 }
 
+// The second design: one block a multiprocessor. A warp brings weights into a ring in shared memory
+// by bulk copies, before it waits for the previous link; eight warps multiply, splitting the 256
+// columns of a unit. Units (32 rows, 256 columns) are dealt out evenly in order; where a block ends
+// amid the columns of its rows, the last of those concerned adds the parts up, in order of blocks.
+constexpr int kUnitRows = 32, kUnitCols = 256, kStages = 5;
+constexpr int kStageStride = kUnitCols * 2 + 64;  // bytes of a row: neighbours in other banks
+constexpr int kStageBytes = kUnitRows * kStageStride;
+constexpr int kMultiplyWarps = 8;
+constexpr int kRingThreads = 32 * (kMultiplyWarps + 1);
+constexpr int kRingBytes = kStages * kStageBytes + 2 * kStages * 8;
+
+// A unit: 256 columns of 32 rows. Divided out once, then counted on.
+struct Unit {
+  int tile, chunk, chunks;
+  __device__ Unit(int64_t unit, int chunks)
+      : tile(static_cast<int>(unit / chunks)),
+        chunk(static_cast<int>(unit - static_cast<int64_t>(tile) * chunks)),
+        chunks(chunks) {}
+  __device__ void next() {
+    if (++chunk == chunks) {
+      chunk = 0;
+      ++tile;
+    }
+  }
+};
+
+struct RingState {
+  float* parts;   // [blocks][2][kTokens * kUnitRows]
+  int* arrivals;  // [tiles], zero between launches
+};
+
+__device__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+__device__ void barrier_init(uint64_t* b, int count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
+}
+__device__ void barrier_arrive(uint64_t* b) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+__device__ void barrier_expect(uint64_t* b, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(b)),
+               "r"(bytes)
+               : "memory");
+}
+__device__ void barrier_wait(uint64_t* b, int parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra done;\n"
+      "bra again;\ndone:\n}" ::"r"(shared_address(b)),
+      "r"(parity)
+      : "memory");
+}
+__device__ void bulk_copy(void* to, const void* from, int bytes, uint64_t* b) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(b))
+      : "memory");
+}
+
+// After a tile's last unit or the block's: adds up the warps' sums, and, if other blocks hold
+// shares of the tile, those.
+__device__ void finish_tile(const Task& task, const RingState& state, int64_t tile, int64_t begin,
+                            int64_t end, int64_t units, int chunks, float (&acc)[2][4],
+                            float (&sums)[kMultiplyWarps][kTokens * kUnitRows], int& last) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int group = lane / 4, quad = lane % 4;
+  // The tile's columns, or this block's share of them, are through.
+#pragma unroll
+  for (int t = 0; t < 2; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = quad * 2 + i % 2, row = 16 * t + group + i / 2 * 8;
+      sums[warp][token * kUnitRows + row] = acc[t][i];
+      acc[t][i] = 0;
+    }
+  }
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kMultiplyWarps; ++w) sum += sums[w][threadIdx.x];
+  const int64_t tile_begin = tile * chunks, tile_end = tile_begin + chunks;
+  const int token = threadIdx.x / kUnitRows, row = threadIdx.x % kUnitRows;
+  float* y = task.y + static_cast<int64_t>(token) * task.rows + tile * kUnitRows + row;
+  if (begin <= tile_begin && tile_end <= end) {
+    *y = sum;
+  } else {
+    const int slot = begin > tile_begin ? 0 : 1;
+    __stcg(state.parts + (blockIdx.x * 2 + slot) * 256 + threadIdx.x, sum);
+    __threadfence();
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+    // Blocks that hold a share of this tile.
+    int64_t first_block = tile_begin * gridDim.x / units;
+    while (units * (first_block + 1) / gridDim.x <= tile_begin) ++first_block;
+    int64_t end_block = first_block;
+    while (end_block < gridDim.x && units * end_block / gridDim.x < tile_end) ++end_block;
+    if (threadIdx.x == 0) {
+      last = atomicAdd(state.arrivals + tile, 1) == static_cast<int>(end_block - first_block) - 1;
+      if (last) state.arrivals[tile] = 0;
+      __threadfence();
+    }
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+    if (last) {
+      float total = 0;
+      for (int64_t block = first_block; block < end_block; ++block) {
+        const int part = units * block / gridDim.x > tile_begin ? 0 : 1;
+        total += __ldcg(state.parts + (block * 2 + part) * 256 + threadIdx.x);
+      }
+      *y = total;
+    }
+  }
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+}
+
+template <bool kEarly>
+__global__ void __launch_bounds__(kRingThreads, 1) ring(Task task, RingState state) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  uint64_t* full = reinterpret_cast<uint64_t*>(memory + kStages * kStageBytes);
+  uint64_t* empty = full + kStages;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int chunks = (task.cols + kUnitCols - 1) / kUnitCols;
+  const int64_t units = static_cast<int64_t>(task.rows / kUnitRows) * chunks;
+  const int64_t begin = units * blockIdx.x / gridDim.x, end = units * (blockIdx.x + 1) / gridDim.x;
+
+  cudaTriggerProgrammaticLaunchCompletion();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(full + i, 1);
+      barrier_init(empty + i, kMultiplyWarps);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if (!kEarly) cudaGridDependencySynchronize();
+
+  if (warp == kMultiplyWarps) {
+    Unit unit(begin, chunks);
+    for (int n = 0; n < end - begin; ++n, unit.next()) {
+      const int stage = n % kStages;
+      if (n >= kStages) barrier_wait(empty + stage, (n / kStages - 1) & 1);
+      const int64_t row = static_cast<int64_t>(unit.tile) * kUnitRows + lane;
+      const int col = unit.chunk * kUnitCols;
+      const int width = min(kUnitCols, task.cols - col);
+      if (lane == 0) barrier_expect(full + stage, kUnitRows * width * 2);
+      __syncwarp();
+      bulk_copy(memory + stage * kStageBytes + lane * kStageStride,
+                task.weights + row * task.cols + col, width * 2, full + stage);
+    }
+    return;
+  }
+
+  const int group = lane / 4, quad = lane % 4;
+  __shared__ float sums[kMultiplyWarps][kTokens * kUnitRows];
+  __shared__ int last;
+  if (kEarly) cudaGridDependencySynchronize();
+  float acc[2][4] = {};
+  const __nv_bfloat16* x = task.x + static_cast<int64_t>(group) * task.cols + quad * 8;
+  const auto inputs_of = [&](const Unit& unit) {
+    const int col = unit.chunk * kUnitCols + warp * 32;
+    return col < task.cols ? load_shared_by_warps(x + col) : make_uint4(0, 0, 0, 0);
+  };
+  Unit unit(begin, chunks);
+  uint4 next_b = inputs_of(unit);
+  for (int n = 0; n < end - begin; ++n) {
+    const int stage = n % kStages;
+    const int col = unit.chunk * kUnitCols + warp * 32;
+    const Unit present = unit;
+    unit.next();
+    const uint4 b = next_b;
+    next_b = inputs_of(unit);
+    barrier_wait(full + stage, (n / kStages) & 1);
+    if (col < task.cols) {
+      const unsigned char* at =
+          memory + stage * kStageBytes + group * kStageStride + warp * 64 + quad * 16;
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const uint4 low = *reinterpret_cast<const uint4*>(at + (16 * t) * kStageStride);
+        const uint4 high = *reinterpret_cast<const uint4*>(at + (16 * t + 8) * kStageStride);
+        mma(acc[t], low.x, high.x, low.y, high.y, b.x, b.y);
+        mma(acc[t], low.z, high.z, low.w, high.w, b.z, b.w);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(empty + stage);
+    if (present.chunk + 1 == chunks || n + 1 == end - begin) {
+      finish_tile(task, state, present.tile, begin, end, units, chunks, acc, sums, last);
+    }
+  }
+}
+
+// The same, but each thread copies what it will multiply itself, 16 bytes at a time, into a ring of
+// its own: no barriers.
+constexpr int kOwnStages = 6;
+constexpr int kOwnThreads = 32 * kMultiplyWarps;
+constexpr int kOwnBytes = kOwnStages * 4 * kOwnThreads * 16;
+
+template <bool kEarly>
+__global__ void __launch_bounds__(kOwnThreads, 1) own_ring(Task task, RingState state) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  __shared__ float sums[kMultiplyWarps][kTokens * kUnitRows];
+  __shared__ int last;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int group = lane / 4, quad = lane % 4;
+  const int chunks = (task.cols + kUnitCols - 1) / kUnitCols;
+  const int64_t units = static_cast<int64_t>(task.rows / kUnitRows) * chunks;
+  const int64_t begin = units * blockIdx.x / gridDim.x, end = units * (blockIdx.x + 1) / gridDim.x;
+  const auto slot = [&](int stage, int piece) {
+    return memory + ((stage * 4 + piece) * kOwnThreads + threadIdx.x) * 16;
+  };
+  Unit ahead(begin, chunks);
+  int64_t left_to_copy = end - begin;
+  const auto copy = [&](int stage) {
+    const int col = ahead.chunk * kUnitCols + warp * 32;
+    if (left_to_copy-- > 0 && col < task.cols) {
+      const __nv_bfloat16* from =
+          task.weights + (static_cast<int64_t>(ahead.tile) * kUnitRows + group) * task.cols + col +
+          quad * 8;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
+                         shared_address(slot(stage, i))),
+                     "l"(from + static_cast<int64_t>(i) * 8 * task.cols)
+                     : "memory");
+      }
+    }
+    ahead.next();
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+
+  cudaTriggerProgrammaticLaunchCompletion();
+  if (!kEarly) cudaGridDependencySynchronize();
+  for (int i = 0; i < kOwnStages - 1; ++i) copy(i);
+  if (kEarly) cudaGridDependencySynchronize();
+  float acc[2][4] = {};
+  int stage = 0;
+  const __nv_bfloat16* x = task.x + static_cast<int64_t>(group) * task.cols + quad * 8;
+  const auto inputs_of = [&](const Unit& unit) {
+    const int col = unit.chunk * kUnitCols + warp * 32;
+    return col < task.cols ? load_shared_by_warps(x + col) : make_uint4(0, 0, 0, 0);
+  };
+  Unit unit(begin, chunks);
+  uint4 next_b = inputs_of(unit);
+  for (int n = 0; n < end - begin; ++n) {
+    const int col = unit.chunk * kUnitCols + warp * 32;
+    const Unit present = unit;
+    unit.next();
+    const uint4 b = next_b;
+    next_b = inputs_of(unit);
+    copy(stage == 0 ? kOwnStages - 1 : stage - 1);
+    asm volatile("cp.async.wait_group %0;" ::"n"(kOwnStages - 1) : "memory");
+    if (col < task.cols) {
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const uint4 low = *reinterpret_cast<const uint4*>(slot(stage, 2 * t));
+        const uint4 high = *reinterpret_cast<const uint4*>(slot(stage, 2 * t + 1));
+        mma(acc[t], low.x, high.x, low.y, high.y, b.x, b.y);
+        mma(acc[t], low.z, high.z, low.w, high.w, b.z, b.w);
+      }
+    }
+    stage = stage + 1 == kOwnStages ? 0 : stage + 1;
+    if (present.chunk + 1 == chunks || n + 1 == end - begin) {
+      finish_tile(task, state, present.tile, begin, end, units, chunks, acc, sums, last);
+    }
+  }
+}
+
+RingState ring_state;
+int num_multiprocessors;
+
+template <void (*kKernel)(Task, RingState), int kThreads, int kBytes>
+void launch_ring(const Task& task, bool programmatic, cudaStream_t stream) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(num_multiprocessors);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = programmatic ? 1 : 0;
+  CHECK(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  CHECK(cudaLaunchKernelEx(&config, kKernel, task, ring_state));
+}
+
 __global__ void plain_product(Task task) {
   const int row = blockIdx.x, token = threadIdx.x;
   if (token >= kTokens) return;
@@ -181,6 +466,7 @@ struct Variant {
   const char* name;
   int rows_per_block, threads;
   void (*kernel)(Task);
+  void (*launch)(const Task&, bool, cudaStream_t) = nullptr;  // instead of kernel
 };
 #define VARIANT(tiles, row_warps, k_warps, unroll, early)                                       \
   Variant {                                                                                     \
@@ -189,9 +475,24 @@ struct Variant {
         unroll, early>                                                                          \
   }
 const Variant kVariants[] = {
-    VARIANT(1, 1, 4, 4, true), VARIANT(1, 1, 8, 4, true),  VARIANT(1, 1, 8, 4, false),
-    VARIANT(1, 1, 8, 8, true), VARIANT(1, 1, 16, 4, true), VARIANT(1, 2, 8, 4, true),
-    VARIANT(2, 1, 8, 4, true), VARIANT(2, 1, 4, 4, true),  VARIANT(2, 2, 4, 4, true),
+    {"own rings, filled before the wait", 0, 0, nullptr,
+     launch_ring<own_ring<true>, kOwnThreads, kOwnBytes>},
+    {"own rings, filled after the wait", 0, 0, nullptr,
+     launch_ring<own_ring<false>, kOwnThreads, kOwnBytes>},
+    {"bulk ring, filled before the wait", 0, 0, nullptr,
+     launch_ring<ring<true>, kRingThreads, kRingBytes>},
+    {"bulk ring, filled after the wait", 0, 0, nullptr,
+     launch_ring<ring<false>, kRingThreads, kRingBytes>},
+
+    VARIANT(1, 1, 4, 4, true),
+    VARIANT(1, 1, 8, 4, true),
+    VARIANT(1, 1, 8, 4, false),
+    VARIANT(1, 1, 8, 8, true),
+    VARIANT(1, 1, 16, 4, true),
+    VARIANT(1, 2, 8, 4, true),
+    VARIANT(2, 1, 8, 4, true),
+    VARIANT(2, 1, 4, 4, true),
+    VARIANT(2, 2, 4, 4, true),
     VARIANT(1, 4, 4, 4, true),
 };
 
@@ -214,6 +515,7 @@ float time_ms(cudaGraphExec_t graph, cudaStream_t stream) {
 }
 
 void launch(const Variant& variant, const Task& task, bool programmatic, cudaStream_t stream) {
+  if (variant.launch != nullptr) return variant.launch(task, programmatic, stream);
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3((task.rows + variant.rows_per_block - 1) / variant.rows_per_block);
   config.blockDim = dim3(variant.threads);
@@ -235,6 +537,12 @@ int main() {
   __nv_bfloat16 *weights, *x;
   float *y, *reference;
   uint32_t* sink;
+  cudaDeviceProp properties;
+  CHECK(cudaGetDeviceProperties(&properties, 0));
+  num_multiprocessors = properties.multiProcessorCount;
+  CHECK(cudaMalloc(&ring_state.parts, num_multiprocessors * 2 * 256 * sizeof(float)));
+  CHECK(cudaMalloc(&ring_state.arrivals, (1 << 20) * sizeof(int)));
+  CHECK(cudaMemset(ring_state.arrivals, 0, (1 << 20) * sizeof(int)));
   CHECK(cudaMalloc(&weights, kBytes));
   CHECK(cudaMalloc(&x, kTokens * 65536 * 2));
   CHECK(cudaMalloc(&y, kTokens * 300000 * 4));
