@@ -5,6 +5,7 @@
 #include "checkpoint/dummy_weights.h"
 #include "checkpoint/printable.h"
 #include "checkpoint/weight_map.h"
+#include "quant/panels.h"
 
 namespace braid {
 namespace {
@@ -123,7 +124,13 @@ Tensor WeightBinder::f32(const std::string& name, const Shape& shape, float offs
   const Weight weight = aligned(tensor->weight);
   Tensor out(DType::kF32, shape);
   const std::span<float> values = out.view().span<float>();
-  dequantize(*weight.format, weight.data, static_cast<int64_t>(values.size()), values.data());
+  if (weight.format->panels()) {
+    const int64_t cols = weight.cols();
+    const int64_t rows = static_cast<int64_t>(values.size()) / cols;
+    for (int64_t row = 0; row < rows; ++row) expand_row(weight, row, values.data() + row * cols);
+  } else {
+    dequantize(*weight.format, weight.data, static_cast<int64_t>(values.size()), values.data());
+  }
   if (offset != 0) {
     for (float& value : values) value += offset;
   }

@@ -1,7 +1,9 @@
 #include "models/weight_rows.h"
 
+#include <algorithm>
 #include <cstring>
 
+#include "quant/panels.h"
 #include "tensor/buffer.h"
 
 namespace braid {
@@ -26,11 +28,22 @@ Weight select_rows(const Weight& matrix, std::span<const RowRange> ranges) {
                 "rows [{}, {}) of {}", range.begin, range.begin + range.count, matrix.rows());
     rows += range.count;
   }
+  const bool whole_panels = std::all_of(ranges.begin(), ranges.end(), [&](const RowRange& range) {
+    return range.begin % matrix.format->panel_rows == 0 &&
+           range.count % matrix.format->panel_rows == 0;
+  });
+  const QuantFormat& format = whole_panels ? *matrix.format : quant_format(matrix.format->id);
   std::byte* to = nullptr;
-  const Weight result = allocate(*matrix.format, {rows, matrix.cols()}, to);
+  const Weight result = allocate(format, {rows, matrix.cols()}, to);
   for (const RowRange& range : ranges) {
     const auto bytes = static_cast<size_t>(range.count * matrix.row_bytes());
-    std::memcpy(to, matrix.row(range.begin), bytes);
+    if (whole_panels) {
+      std::memcpy(to, matrix.row(range.begin), bytes);
+    } else {
+      for (int64_t i = 0; i < range.count; ++i) {
+        copy_row(matrix, range.begin + i, to + i * matrix.row_bytes());
+      }
+    }
     to += bytes;
   }
   return result;

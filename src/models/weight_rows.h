@@ -16,7 +16,8 @@ struct RowRange {
   int64_t count = 0;
 };
 
-// The ranges' rows of a matrix, one range after the other.
+// The ranges' rows of a matrix, one range after the other. Of a matrix in panels: in panels if all
+// ranges are whole panels, otherwise row after row.
 Weight select_rows(const Weight& matrix, std::span<const RowRange> ranges);
 
 // [count, rows, cols] of equal matrices [rows, cols] in one format.

@@ -42,7 +42,8 @@ static_assert(in_order());
 const Scheme& scheme_of(const QuantFormat& format) { return kSchemes[static_cast<int>(format.id)]; }
 
 int64_t count_blocks(const QuantFormat& format, int64_t elements) {
-  BRAID_CHECK(elements % format.block_elements == 0, "{} elements of {}", elements, format.name);
+  BRAID_CHECK(elements % format.block_elements == 0 && !format.panels(), "{} elements of {}",
+              elements, format.name);
   return elements / format.block_elements;
 }
 

@@ -33,9 +33,12 @@ struct QuantFormat {
   std::string_view name;  // as GGUF tools write it, lower case: "q4_0", "q4_k", "bf16"
   int block_elements;     // 1 for plain elements
   int block_bytes;
+  int panel_rows = 1;  // rows of a matrix that lie interleaved (quant/panels.h); 1: row after row
 
   bool plain() const { return block_elements == 1; }
-  // Bytes of a row of `elements`, which must be a multiple of block_elements.
+  bool panels() const { return panel_rows > 1; }
+  // Bytes of a row of `elements`, which must be a multiple of block_elements; in panels: a row's
+  // share.
   int64_t row_bytes(int64_t elements) const { return elements / block_elements * block_bytes; }
 };
 
@@ -43,8 +46,8 @@ const QuantFormat& quant_format(FormatId id);
 // Looks a format up by name; nullptr if unknown.
 const QuantFormat* find_quant_format(std::string_view name);
 
-// Expands `elements` (a multiple of block_elements) stored at `blocks` into float32. Scalar code:
-// the definition that every kernel is tested against.
+// Expands `elements` (a multiple of block_elements) stored at `blocks`, not in panels, into
+// float32. Scalar code: the definition that every kernel is tested against.
 void dequantize(const QuantFormat& format, const void* blocks, int64_t elements, float* out);
 
 // Rounds float32 values to the nearest representable blocks. For plain formats and q8_0, q4_0,

@@ -1,6 +1,7 @@
 #include "ops/embedding/embedding.h"
 
 #include "base/check.h"
+#include "quant/panels.h"
 #include "tensor/profiler.h"
 
 namespace braid {
@@ -20,7 +21,7 @@ void embedding(Stream& stream, const Weight& table, std::span<const int32_t> ids
     for (int64_t i = begin; i < end; ++i) {
       BRAID_CHECK(ids[i] >= 0 && ids[i] < table.rows(), "id {} of {}", ids[i], table.rows());
       float* const out = y.row<float>(i);
-      dequantize(*table.format, table.row(ids[i]), table.cols(), out);
+      expand_row(table, ids[i], out);
       for (int64_t c = 0; c < table.cols(); ++c) out[c] *= scale;
     }
   });

@@ -69,8 +69,8 @@ template <typename Kind>
 
 // Columns [first, first + columns) of a row group, whole blocks.
 template <typename Decoder>
-[[gnu::noinline]] static void expand_panel(const RowGroup& rows, int64_t first, int64_t columns,
-                                           Prefetcher& prefetch, Vf* panel) {
+[[gnu::noinline]] static void expand_panel(const typename Decoder::Rows& rows, int64_t first,
+                                           int64_t columns, Prefetcher& prefetch, Vf* panel) {
   constexpr int64_t kBlockColumns = 32 * Decoder::kSubBlocks;
   int64_t offset = first / kBlockColumns * Decoder::kBlockBytes;
   for (; columns > 0; columns -= kBlockColumns, offset += Decoder::kBlockBytes) {
@@ -91,10 +91,8 @@ template <typename Decoder>
   for (int64_t t = 0; t < range.token_end - range.token_begin; ++t) {
     for (Vf& sum : acc[t]) sum = Vf{};
   }
-  RowGroup rows[kTileGroups];
-  for (int g = 0; g < kTileGroups; ++g) {
-    rows[g] = row_group(task.weights, task.row_bytes, row + g * kLanes, task.rows);
-  }
+  typename Decoder::Rows rows[kTileGroups];
+  for (int g = 0; g < kTileGroups; ++g) rows[g] = Decoder::Rows::at(task, row + g * kLanes);
   Prefetcher prefetch = prefetch_rows(task, row + kTileRows, kTileRows, range.row_end);
   for (int64_t first = 0; first < task.cols; first += kPanelColumns) {
     const int64_t left = task.cols - first;
@@ -102,7 +100,7 @@ template <typename Decoder>
     for (int g = 0; g < kTileGroups; ++g) {
       expand_panel<Decoder>(rows[g], first, columns, prefetch, panel + g * kPanelColumns);
     }
-    for_token_groups(
+    for_token_groups<4>(
         range, [&](int64_t t, auto tokens) __attribute__((always_inline)) {
           float_panel<tokens.value>(task, panel, first, columns, range.token_begin + t, acc + t);
         });

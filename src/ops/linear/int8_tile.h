@@ -6,8 +6,9 @@
 //
 //   struct Decoder {
 //     using Kind = CodeKind<…>;
+//     using Rows = RowGroup;  // or what else finds kLanes rows of a matrix; see RowGroup::at
 //     static constexpr int kBlockBytes, kSubBlocks;
-//     static void decode(const RowGroup& rows, int64_t offset, CodeBlock<Kind>* out);
+//     static void decode(const Rows& rows, int64_t offset, CodeBlock<Kind>* out);
 //   };
 //
 // With one token a block goes from the decoder's registers straight into the products; with more,
@@ -47,60 +48,100 @@ struct CodeBlock {
   Vf min[Kind::kMin ? Kind::kGroups : 1];  // unused without kMin
 };
 
-// Exact sum of products over the `kSteps` words of a group, one chain per lane.
-template <typename Kind, int kSteps>
-struct DotSum {
-  Vi sum;
 #if defined(BRAID_ISA_avx2)
-  // Pairs of products fit 16 bits; so do a few of them added up.
-  static constexpr int kPairLimit = 2 * 127 * Kind::kMaxCode;
-  static constexpr int kFit = Kind::kSigned ? 1 : 32767 / kPairLimit;
-  static constexpr int kPeriod = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
-  Vs partial;
-#endif
+// Sums of pairs of products fit 16 bits; so do a few of them added up: as many as this, or all.
+template <typename Kind, int kSteps>
+constexpr int steps_per_sum() {
+  constexpr int kPairLimit = 2 * 127 * Kind::kMaxCode;
+  constexpr int kFit = Kind::kSigned ? 1 : 32767 / kPairLimit;
+  constexpr int kSteps2 = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+  return kSteps2 < kSteps ? kSteps2 : kSteps;
+}
 
-  // `offset_sum`: offset · Σ x, taken off.
-  [[gnu::always_inline]] void start(Vi offset_sum) { sum = -offset_sum; }
-
-  template <int i>  // the step, in order
-  [[gnu::always_inline]] void step(Vu codes, Vu x) {
-#if defined(BRAID_ISA_avx512)
-    sum = (Vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
-#elif defined(BRAID_ISA_avx2)
-    const __m256i ones = _mm256_set1_epi16(1);
-    if constexpr (Kind::kSigned) {
-      const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)codes),
-                                                 _mm256_sign_epi8((__m256i)x, (__m256i)codes));
-      sum += (Vi)_mm256_madd_epi16(pairs, ones);
-      pin(sum);
-    } else {
-      const Vs pairs = (Vs)_mm256_maddubs_epi16((__m256i)codes, (__m256i)x);
-      partial = i % kPeriod == 0 ? pairs : partial + pairs;
-      pin(partial);
-      if constexpr (i % kPeriod == kPeriod - 1 || i == kSteps - 1) {
-        sum += (Vi)_mm256_madd_epi16((__m256i)partial, ones);
-      }
-    }
-#else
-    const Vs x_even = (Vs)(x << 8) >> 8, x_odd = (Vs)x >> 8;
-    const Vs w_even = Kind::kSigned ? (Vs)(codes << 8) >> 8 : (Vs)(codes & 0x00ff00ff);
-    const Vs w_odd = Kind::kSigned ? (Vs)codes >> 8 : (Vs)((codes >> 8) & 0x00ff00ff);
-    sum += multiply_pairs(w_even, x_even) + multiply_pairs(w_odd, x_odd);
-#endif
+template <typename Kind>
+BRAID_INLINE Vs multiply_bytes(Vu codes, Vu x) {
+  if constexpr (Kind::kSigned) {
+    return (Vs)_mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)codes),
+                                    _mm256_sign_epi8((__m256i)x, (__m256i)codes));
+  } else {
+    return (Vs)_mm256_maddubs_epi16((__m256i)codes, (__m256i)x);
   }
-
-#if !defined(BRAID_ISA_avx2) && !defined(BRAID_ISA_avx512)
-  [[gnu::always_inline]] static Vi multiply_pairs(Vs a, Vs b) {
+}
+BRAID_INLINE Vi add_pairs(Vs v) { return (Vi)_mm256_madd_epi16((__m256i)v, _mm256_set1_epi16(1)); }
+#elif !defined(BRAID_ISA_avx512)
+BRAID_INLINE Vi multiply_pairs(Vs a, Vs b) {
 #if defined(__SSE2__)
-    return (Vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+  return (Vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
-    const Vi a_low = (Vi)a << 16 >> 16, a_high = (Vi)a >> 16;
-    const Vi b_low = (Vi)b << 16 >> 16, b_high = (Vi)b >> 16;
-    return a_low * b_low + a_high * b_high;
+  const Vi a_low = (Vi)a << 16 >> 16, a_high = (Vi)a >> 16;
+  const Vi b_low = (Vi)b << 16 >> 16, b_high = (Vi)b >> 16;
+  return a_low * b_low + a_high * b_high;
 #endif
-  }
+}
 #endif
-};
+
+// sum[r][c] = the exact sum of products over `kSteps` words of w[r] from `kFirst` and those of
+// x[c]. `codes(r, Index<word>)` gives the words of w[r].
+template <typename Kind, int kFirst, int kSteps, int kR, int kC, typename Codes>
+BRAID_INLINE void dot_codes(const Codes& codes, const int8_t* const (&x)[kC], Vi (&sum)[kR][kC]) {
+#if defined(BRAID_ISA_avx2)
+  constexpr int kRun = steps_per_sum<Kind, kSteps>();
+  unroll<0, kSteps / kRun>(BRAID_UNROLLED(run) {
+    Vs partial[kR][kC];
+    unroll<0, kRun>(BRAID_UNROLLED(step) {
+      constexpr int s = kFirst + run.value * kRun + step.value;
+      Vu w[kR];
+      unroll<0, kR>(BRAID_UNROLLED(r) { w[r.value] = codes(r, Index<s>{}); });
+      unroll<0, kC>(BRAID_UNROLLED(c) {
+        const Vu input = splat_bytes(x[c.value] + 4 * s);
+        unroll<0, kR>(BRAID_UNROLLED(r) {
+          const Vs pairs = multiply_bytes<Kind>(w[r.value], input);
+          Vs& p = partial[r.value][c.value];
+          if constexpr (step.value == 0) {
+            p = pairs;
+          } else {
+            p += pairs;
+          }
+          if constexpr (step.value == kRun - 1) {
+            Vi& total = sum[r.value][c.value];
+            if constexpr (run.value == 0) {
+              total = add_pairs(p);
+            } else {
+              total += add_pairs(p);
+            }
+            pin(total);
+          } else {
+            pin(p);
+          }
+        });
+      });
+    });
+  });
+#else
+  unroll<0, kC>(
+      BRAID_UNROLLED(c) { unroll<0, kR>(BRAID_UNROLLED(r) { sum[r.value][c.value] = Vi{}; }); });
+  unroll<0, kSteps>(BRAID_UNROLLED(step) {
+    constexpr int s = kFirst + step.value;
+    Vu w[kR];
+    unroll<0, kR>(BRAID_UNROLLED(r) { w[r.value] = codes(r, Index<s>{}); });
+    unroll<0, kC>(BRAID_UNROLLED(c) {
+      const Vu input = splat_bytes(x[c.value] + 4 * s);
+      unroll<0, kR>(BRAID_UNROLLED(r) {
+        Vi& total = sum[r.value][c.value];
+#if defined(BRAID_ISA_avx512)
+        total = (Vi)_mm512_dpbusd_epi32((__m512i)total, (__m512i)w[r.value], (__m512i)input);
+#else
+        const Vu words = w[r.value];
+        const Vs x_even = (Vs)(input << 8) >> 8, x_odd = (Vs)input >> 8;
+        const Vs w_even = Kind::kSigned ? (Vs)(words << 8) >> 8 : (Vs)(words & 0x00ff00ff);
+        const Vs w_odd = Kind::kSigned ? (Vs)words >> 8 : (Vs)((words >> 8) & 0x00ff00ff);
+        total += multiply_pairs(w_even, x_even) + multiply_pairs(w_odd, x_odd);
+#endif
+      });
+    });
+  });
+#endif
+}
 
 // The inputs of one token at one sub-block.
 struct CodeInput {
@@ -127,59 +168,63 @@ struct CodeInputs {
   }
 };
 
-// Σ of codes of group `g`, in every lane.
+// Σ of codes of group `g`.
 template <typename Kind, int g>
-BRAID_INLINE Vi input_sum(const CodeInput& x) {
-  return splat_i32(Kind::kGroups == 1 ? x.sums[0] + x.sums[1] : x.sums[g]);
+BRAID_INLINE int32_t input_sum(const CodeInput& x) {
+  return Kind::kGroups == 1 ? x.sums[0] + x.sums[1] : x.sums[g];
 }
 
-// acc[r][c] += scale of x[c] · Σ w · codes of x[c], for one sub-block of each of kR row groups.
-template <typename Kind, int kR, int kC>
-BRAID_INLINE void multiply_codes(const CodeBlock<Kind>* const (&w)[kR], const CodeInput (&x)[kC],
-                                 Vf (&acc)[kR][kC]) {
+// acc[r][c] += scale of x[c] · Σ w[r] · codes of x[c], for one sub-block of each of kR row groups.
+// `codes(r, Index<word>)`, `scale(r, Index<group>)` and `min(r, Index<group>)` give what CodeBlock
+// holds.
+template <typename Kind, int kR, int kC, typename Codes, typename Scale, typename Min>
+BRAID_INLINE void multiply_codes(const Codes& codes, const Scale& scale, const Min& min,
+                                 const CodeInput (&x)[kC], Vf (&acc)[kR][kC]) {
   constexpr int kSteps = 8 / Kind::kGroups;
+  const int8_t* inputs[kC];
+  unroll<0, kC>(BRAID_UNROLLED(c) { inputs[c.value] = x[c.value].codes; });
   Vf total[kR][kC];
   unroll<0, Kind::kGroups>(BRAID_UNROLLED(group) {
     constexpr int g = group.value;
-    DotSum<Kind, kSteps> dot[kR][kC];
+    Vi dot[kR][kC];
+    dot_codes<Kind, g * kSteps, kSteps, kR, kC>(codes, inputs, dot);
     unroll<0, kC>(BRAID_UNROLLED(c) {
       Vi offset_sum{};
       if constexpr (Kind::kOffset != 0) {
-        offset_sum = input_sum<Kind, g>(x[c.value]) << Kind::kOffsetLog2;
+        offset_sum = splat_i32(input_sum<Kind, g>(x[c.value]) * Kind::kOffset);
       }
-      unroll<0, kR>(BRAID_UNROLLED(r) { dot[r.value][c.value].start(offset_sum); });
-    });
-    unroll<0, kSteps>(BRAID_UNROLLED(step) {
-      constexpr int s = step.value;
-      unroll<0, kC>(BRAID_UNROLLED(c) {
-        const Vu codes = splat_bytes(x[c.value].codes + 4 * (g * kSteps + s));
-        unroll<0, kR>(BRAID_UNROLLED(r) {
-          dot[r.value][c.value].template step<s>(w[r.value]->codes[g * kSteps + s], codes);
-        });
-      });
-    });
-    unroll<0, kC>(BRAID_UNROLLED(c) {
       unroll<0, kR>(BRAID_UNROLLED(r) {
         Vf& t = total[r.value][c.value];
-        const Vf value = to_vf(dot[r.value][c.value].sum);
+        const Vf value = to_vf(dot[r.value][c.value] - offset_sum);
         if constexpr (g == 0) {
-          t = value * w[r.value]->scale[0];
+          t = value * scale(r, group);
         } else {
-          t = fma(value, w[r.value]->scale[g], t);
+          t = fma(value, scale(r, group), t);
         }
         if constexpr (Kind::kMin) {
-          t = fma(to_vf(input_sum<Kind, g>(x[c.value])), w[r.value]->min[g], t);
+          const Vf sum = splat(static_cast<float>(input_sum<Kind, g>(x[c.value])));
+          t = fma(sum, min(r, group), t);
         }
       });
     });
   });
   unroll<0, kC>(BRAID_UNROLLED(c) {
-    const Vf scale = splat(*x[c.value].scale);
+    const Vf input_scale = splat(*x[c.value].scale);
     unroll<0, kR>(BRAID_UNROLLED(r) {
       Vf& a = acc[r.value][c.value];
-      a = fma(total[r.value][c.value], scale, a);
+      a = fma(total[r.value][c.value], input_scale, a);
     });
   });
+}
+// The same for blocks in memory.
+template <typename Kind, int kR, int kC>
+BRAID_INLINE void multiply_codes(const CodeBlock<Kind>* const (&w)[kR], const CodeInput (&x)[kC],
+                                 Vf (&acc)[kR][kC]) {
+  multiply_codes<Kind, kR, kC>(
+      [&](auto r, auto i) __attribute__((always_inline)) { return w[r.value]->codes[i.value]; },
+      [&](auto r, auto g) __attribute__((always_inline)) { return w[r.value]->scale[g.value]; },
+      [&](auto r, auto g) __attribute__((always_inline)) { return w[r.value]->min[g.value]; }, x,
+      acc);
 }
 
 // Writes the lanes of rows that exist.
@@ -192,7 +237,6 @@ BRAID_INLINE void store_lanes(float* y, Vf v, int64_t lanes) {
 }
 
 inline constexpr int kTileGroups = 2;  // row groups that share a load of the inputs
-inline constexpr int kTileTokens = 4;  // tokens that share a load of the weights
 inline constexpr int kMaxTokens = 64;  // of a range
 inline constexpr int kPanelSubBlocks = 16;
 
@@ -211,11 +255,23 @@ BRAID_INLINE void store_tile(const LinearTask& task, int64_t row, int64_t row_en
   }
 }
 
-// Calls body(first token of the range, Index<how many>) for groups of tokens that cover a range.
-template <typename Body>
+// Tokens that share a load of the weights. VPDPBUSD takes several cycles and two can start in each:
+// more than ten sums are needed to keep them busy.
+#if defined(BRAID_ISA_avx512)
+inline constexpr int kMostTokens = 6;
+#else
+inline constexpr int kMostTokens = 4;
+#endif
+
+// Calls body(first token of the range, Index<how many>) for groups of at most kMost, 4 or 6,
+// tokens that cover a range.
+template <int kMost, typename Body>
 BRAID_INLINE void for_token_groups(const LinearRange& range, const Body& body) {
   const int64_t tokens = range.token_end - range.token_begin;
   int64_t t = 0;
+  if constexpr (kMost == 6) {
+    for (; t + 6 <= tokens; t += 6) body(t, Index<6>{});
+  }
   for (; t + 4 <= tokens; t += 4) body(t, Index<4>{});
   if (t + 2 <= tokens) {
     body(t, Index<2>{});
@@ -230,7 +286,7 @@ template <typename Decoder>
                                           int64_t token) {
   using Kind = typename Decoder::Kind;
   static_assert(Decoder::kSubBlocks == 1);
-  const RowGroup rows = row_group(task.weights, task.row_bytes, row, task.rows);
+  const auto rows = Decoder::Rows::at(task, row);
   Prefetcher prefetch = prefetch_rows(task, row + kLanes, kLanes, row_end);
   const CodeInputs inputs(task, token, 0);
   Vf acc[1][1] = {};
@@ -248,8 +304,8 @@ template <typename Decoder>
 
 // Sub-blocks [first, first + count) of a row group; both are multiples of kSubBlocks.
 template <typename Decoder>
-[[gnu::noinline]] static void decode_panel(const RowGroup& rows, int64_t first, int count,
-                                           Prefetcher& prefetch,
+[[gnu::noinline]] static void decode_panel(const typename Decoder::Rows& rows, int64_t first,
+                                           int count, Prefetcher& prefetch,
                                            CodeBlock<typename Decoder::Kind>* panel) {
   int64_t offset = first / Decoder::kSubBlocks * Decoder::kBlockBytes;
   for (int s = 0; s < count; s += Decoder::kSubBlocks, offset += Decoder::kBlockBytes) {
@@ -290,10 +346,8 @@ template <typename Decoder>
   for (int64_t t = 0; t < range.token_end - range.token_begin; ++t) {
     for (Vf& sum : acc[t]) sum = Vf{};
   }
-  RowGroup rows[kTileGroups];
-  for (int g = 0; g < kTileGroups; ++g) {
-    rows[g] = row_group(task.weights, task.row_bytes, row + g * kLanes, task.rows);
-  }
+  typename Decoder::Rows rows[kTileGroups];
+  for (int g = 0; g < kTileGroups; ++g) rows[g] = Decoder::Rows::at(task, row + g * kLanes);
   Prefetcher prefetch = prefetch_rows(task, row + kTileRows, kTileRows, range.row_end);
   const int64_t sub_blocks = task.cols / 32;
   for (int64_t first = 0; first < sub_blocks; first += kPanelSubBlocks) {
@@ -302,7 +356,7 @@ template <typename Decoder>
     for (int g = 0; g < kTileGroups; ++g) {
       decode_panel<Decoder>(rows[g], first, count, prefetch, panel + g * kPanelSubBlocks);
     }
-    for_token_groups(
+    for_token_groups<kMostTokens>(
         range, [&](int64_t t, auto tokens) __attribute__((always_inline)) {
           int8_panel<Kind, tokens.value>(task, panel, first, count, range.token_begin + t, acc + t);
         });

@@ -1,32 +1,26 @@
 #include <cstddef>
 
+#include "ops/linear/block_math.h"
 #include "ops/linear/float_tile.h"
 #include "quant/schemes/block_layouts.h"
 
 namespace braid::BRAID_ISA {
 namespace {
 
-// Scales and mins of q4_k and q5_k blocks, whose first 16 bytes are alike: d, dmin and eight pairs
-// of 6 bits (see scale_min in quant/schemes/k_blocks.cc).
 template <typename Kind>
 BRAID_INLINE void load_scales_and_mins(const RowGroup& rows, int64_t offset, CodeBlock<Kind>* out) {
   Vu head[4];
   transpose16(rows, offset, head);
-  Vf d, dmin;
-  split_halves(head[0], d, dmin);
-  const Vu scales[2] = {head[1] & 0x3f3f3f3f,
-                        (head[3] & 0x0f0f0f0f) | ((head[1] >> 2) & 0x30303030)};
-  const Vu mins[2] = {head[2] & 0x3f3f3f3f,
-                      ((head[3] >> 4) & 0x0f0f0f0f) | ((head[2] >> 2) & 0x30303030)};
-  unroll<0, 8>(BRAID_UNROLLED(sub) {
-    constexpr int s = sub.value;
-    out[s].scale[0] = d * unsigned_byte<s % 4>(scales[s / 4]);
-    out[s].min[0] = -(dmin * unsigned_byte<s % 4>(mins[s / 4]));
-  });
+  q4_k_scales(
+      head, [&](auto s, Vf scale, Vf min) __attribute__((always_inline)) {
+        out[s.value].scale[0] = scale;
+        out[s.value].min[0] = min;
+      });
 }
 
 struct Q4KDecoder {
   using Kind = CodeKind<false, 15, 1, true, 0>;
+  using Rows = RowGroup;
   static constexpr int kBlockBytes = sizeof(BlockQ4K), kSubBlocks = 8;
   [[gnu::noinline]] static void decode(const RowGroup& rows, int64_t offset, CodeBlock<Kind>* out) {
     load_scales_and_mins(rows, offset, out);
@@ -43,6 +37,7 @@ struct Q4KDecoder {
 
 struct Q5KDecoder {
   using Kind = CodeKind<false, 31, 1, true, 0>;
+  using Rows = RowGroup;
   static constexpr int kBlockBytes = sizeof(BlockQ5K), kSubBlocks = 8;
   [[gnu::noinline]] static void decode(const RowGroup& rows, int64_t offset, CodeBlock<Kind>* out) {
     load_scales_and_mins(rows, offset, out);
@@ -63,17 +58,18 @@ struct Q5KDecoder {
 
 struct Q2KDecoder {
   using Kind = CodeKind<false, 3, 2, true, 0>;
+  using Rows = RowGroup;
   static constexpr int kBlockBytes = sizeof(BlockQ2K), kSubBlocks = 8;
   [[gnu::noinline]] static void decode(const RowGroup& rows, int64_t offset, CodeBlock<Kind>* out) {
     Vu scales[4];
     transpose16(rows, offset + offsetof(BlockQ2K, scales), scales);
     Vf d, dmin;
     split_halves(load_words(rows, offset + offsetof(BlockQ2K, d)), d, dmin);
-    unroll<0, 16>(BRAID_UNROLLED(group) {
-      constexpr int g = group.value;
-      out[g / 2].scale[g % 2] = d * unsigned_byte<g % 4>(scales[g / 4] & 0x0f0f0f0f);
-      out[g / 2].min[g % 2] = -(dmin * unsigned_byte<g % 4>((scales[g / 4] >> 4) & 0x0f0f0f0f));
-    });
+    q2_k_scales(
+        scales, d, dmin, [&](auto g, Vf scale, Vf min) __attribute__((always_inline)) {
+          out[g.value / 2].scale[g.value % 2] = scale;
+          out[g.value / 2].min[g.value % 2] = min;
+        });
     for (int half = 0; half < 2; ++half) {
       Vu words[8];
       transpose32(rows, offset + offsetof(BlockQ2K, q) + 32 * half, words);
@@ -88,6 +84,7 @@ struct Q2KDecoder {
 
 struct Q3KDecoder {
   using Kind = CodeKind<false, 7, 2, false, 2>;
+  using Rows = RowGroup;
   static constexpr int kBlockBytes = sizeof(BlockQ3K), kSubBlocks = 8;
   [[gnu::noinline]] static void decode(const RowGroup& rows, int64_t offset, CodeBlock<Kind>* out) {
     // The last 16 bytes: two of q, the twelve of scales, d.
@@ -97,12 +94,10 @@ struct Q3KDecoder {
     split_halves(tail[3], unused, d);
     const Vu packed[3] = {(tail[0] >> 16) | (tail[1] << 16), (tail[1] >> 16) | (tail[2] << 16),
                           (tail[2] >> 16) | (tail[3] << 16)};
-    unroll<0, 16>(BRAID_UNROLLED(group) {
-      constexpr int g = group.value;
-      const Vu low = (packed[g / 4 % 2] >> (g < 8 ? 0 : 4)) & 0x0f0f0f0f;
-      const Vu high = (packed[2] >> (2 * (g / 4))) & 0x03030303;
-      out[g / 2].scale[g % 2] = d * (unsigned_byte<g % 4>(low | (high << 4)) - splat(32.0f));
-    });
+    q3_k_scales(
+        packed, d, [&](auto g, Vf scale) __attribute__((always_inline)) {
+          out[g.value / 2].scale[g.value % 2] = scale;
+        });
     Vu high[8];
     transpose32(rows, offset + offsetof(BlockQ3K, high), high);
     for (int half = 0; half < 2; ++half) {
@@ -121,15 +116,16 @@ struct Q3KDecoder {
 
 struct Q6KDecoder {
   using Kind = CodeKind<false, 63, 2, false, 5>;
+  using Rows = RowGroup;
   static constexpr int kBlockBytes = sizeof(BlockQ6K), kSubBlocks = 8;
   [[gnu::noinline]] static void decode(const RowGroup& rows, int64_t offset, CodeBlock<Kind>* out) {
     Vu scales[4];
     transpose16(rows, offset + offsetof(BlockQ6K, scales), scales);
     const Vf d = load_halves(rows, offset + offsetof(BlockQ6K, d));
-    unroll<0, 16>(BRAID_UNROLLED(group) {
-      constexpr int g = group.value;
-      out[g / 2].scale[g % 2] = d * signed_byte<g % 4>(scales[g / 4]);
-    });
+    q6_k_scales(
+        scales, d, [&](auto g, Vf scale) __attribute__((always_inline)) {
+          out[g.value / 2].scale[g.value % 2] = scale;
+        });
     for (int half = 0; half < 2; ++half) {
       Vu high[8];
       transpose32(rows, offset + offsetof(BlockQ6K, high) + 32 * half, high);

@@ -10,7 +10,7 @@
 namespace braid {
 namespace {
 
-constexpr int64_t kTileRows = 32;    // a multiple of every instruction set's row tile
+constexpr int64_t kTileRows = 32;    // a multiple of every instruction set's row tile, and panels
 constexpr int64_t kTileTokens = 64;  // what kernels hold sums for
 // Neighbouring rows worked on by one thread hide each other's cache misses; more of them would
 // leave threads without work at the end.
@@ -27,6 +27,7 @@ void check_arguments(const Weight& w, const LinearInput& x, const TensorView& y)
 
 const LinearKernels& kernels_of(const QuantFormat& format) {
   if (format.plain()) return BRAID_KERNELS(kPlainKernels);
+  if (format.panels()) return BRAID_KERNELS(kPanelKernels);
   if (format.block_elements == 32) return BRAID_KERNELS(kSimpleBlockKernels);
   return BRAID_KERNELS(kKQuantKernels);
 }
@@ -185,7 +186,7 @@ void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x,
                   offsets.back() == tokens && std::is_sorted(offsets.begin(), offsets.end()),
               "{} offsets for {} experts", offsets.size(), experts);
   if (tokens == 0 || rows == 0) return;
-  const int64_t expert_bytes = rows * w.row_bytes();
+  const int64_t expert_bytes = w.matrix_bytes();
   const OpScope op(stream, "grouped_linear", w.format->name, [&] {
     int64_t touched = 0;
     for (int64_t e = 0; e < experts; ++e) touched += offsets[e + 1] > offsets[e] ? 1 : 0;

@@ -10,7 +10,7 @@ namespace braid {
 // One matrix and its inputs, as kernels see them. Strides count elements.
 struct LinearTask {
   const uint8_t* weights;
-  int64_t row_bytes;
+  int64_t row_bytes;  // in panels: a row's share
   int64_t rows;
   int64_t cols;
   const float* x;
@@ -49,6 +49,7 @@ struct InputKernels {
 BRAID_DECLARE_KERNELS(LinearKernels, kPlainKernels)
 BRAID_DECLARE_KERNELS(LinearKernels, kSimpleBlockKernels)
 BRAID_DECLARE_KERNELS(LinearKernels, kKQuantKernels)
+BRAID_DECLARE_KERNELS(LinearKernels, kPanelKernels)  // every block format, in panels
 BRAID_DECLARE_KERNELS(InputKernels, kInputKernels)
 
 }  // namespace braid

@@ -45,16 +45,16 @@ BRAID_INLINE void pin([[maybe_unused]] V& v) {
 // The kLanes rows of one vector. Past the last row the last one is repeated.
 struct RowGroup {
   const uint8_t* row[kLanes];
-};
-BRAID_INLINE RowGroup row_group(const uint8_t* weights, int64_t row_bytes, int64_t first,
-                                int64_t rows) {
-  RowGroup group;
-  for (int r = 0; r < kLanes; ++r) {
-    const int64_t i = first + r < rows ? first + r : rows - 1;
-    group.row[r] = weights + i * row_bytes;
+
+  [[gnu::always_inline]] static RowGroup at(const LinearTask& task, int64_t first) {
+    RowGroup group;
+    for (int r = 0; r < kLanes; ++r) {
+      const int64_t i = first + r < task.rows ? first + r : task.rows - 1;
+      group.row[r] = task.weights + i * task.row_bytes;
+    }
+    return group;
   }
-  return group;
-}
+};
 
 BRAID_INLINE Vu splat_u32(uint32_t x) { return x - Vu{}; }
 BRAID_INLINE Vi splat_i32(int32_t x) { return x - Vi{}; }

@@ -1,5 +1,6 @@
 #include <cstddef>
 
+#include "ops/linear/block_math.h"
 #include "ops/linear/float_tile.h"
 #include "quant/schemes/block_layouts.h"
 
@@ -16,17 +17,13 @@ BRAID_INLINE void load_nibbles(const RowGroup& rows, int64_t offset, Vu* codes) 
   });
 }
 
-// Adds 16 to the codes whose bit is set; bit k belongs to value k.
 BRAID_INLINE void add_fifth_bits(Vu bits, Vu* codes) {
-  unroll<0, 8>(BRAID_UNROLLED(i) {
-    const Vu mask = splat_u32(i.value % 2 == 0 ? 0x08040201u : 0x80402010u);
-    const Vb set = (Vb)((Vb)(repeat_byte<i.value / 2>(bits) & mask) == (Vb)mask);
-    codes[i.value] |= (Vu)set & 0x10101010;
-  });
+  unroll<0, 8>(BRAID_UNROLLED(i) { codes[i.value] |= fifth_bits<i.value>(bits); });
 }
 
 struct Q8_0Decoder {
   using Kind = SignedKind;
+  using Rows = RowGroup;
   static constexpr int kBlockBytes = sizeof(BlockQ8_0), kSubBlocks = 1;
   [[gnu::always_inline]] static void decode(const RowGroup& rows, int64_t offset,
                                             CodeBlock<Kind>* out) {
@@ -40,6 +37,7 @@ struct Q8_0Decoder {
 
 struct Q4_0Decoder {
   using Kind = CodeKind<false, 15, 1, false, 3>;
+  using Rows = RowGroup;
   static constexpr int kBlockBytes = sizeof(BlockQ4_0), kSubBlocks = 1;
   [[gnu::always_inline]] static void decode(const RowGroup& rows, int64_t offset,
                                             CodeBlock<Kind>* out) {
@@ -50,6 +48,7 @@ struct Q4_0Decoder {
 
 struct Q4_1Decoder {
   using Kind = CodeKind<false, 15, 1, true, 0>;
+  using Rows = RowGroup;
   static constexpr int kBlockBytes = sizeof(BlockQ4_1), kSubBlocks = 1;
   [[gnu::always_inline]] static void decode(const RowGroup& rows, int64_t offset,
                                             CodeBlock<Kind>* out) {
@@ -60,6 +59,7 @@ struct Q4_1Decoder {
 
 struct Q5_0Decoder {
   using Kind = CodeKind<false, 31, 1, false, 4>;
+  using Rows = RowGroup;
   static constexpr int kBlockBytes = sizeof(BlockQ5_0), kSubBlocks = 1;
   [[gnu::always_inline]] static void decode(const RowGroup& rows, int64_t offset,
                                             CodeBlock<Kind>* out) {
@@ -71,6 +71,7 @@ struct Q5_0Decoder {
 
 struct Q5_1Decoder {
   using Kind = CodeKind<false, 31, 1, true, 0>;
+  using Rows = RowGroup;
   static constexpr int kBlockBytes = sizeof(BlockQ5_1), kSubBlocks = 1;
   [[gnu::always_inline]] static void decode(const RowGroup& rows, int64_t offset,
                                             CodeBlock<Kind>* out) {
@@ -82,6 +83,7 @@ struct Q5_1Decoder {
 
 struct Iq4NlDecoder {
   using Kind = SignedKind;
+  using Rows = RowGroup;
   static constexpr int kBlockBytes = sizeof(BlockIq4Nl), kSubBlocks = 1;
   [[gnu::always_inline]] static void decode(const RowGroup& rows, int64_t offset,
                                             CodeBlock<Kind>* out) {

@@ -21,6 +21,11 @@ TEST_P(EmbeddingTest, GathersAndScalesRowsOfEveryFormat) {
       PaddedTensor y({static_cast<int64_t>(count), width}, 3);
       embedding(stream, table, std::span(ids).first(count), scale, y);
       EXPECT_TRUE(y.gaps_untouched());
+      if (!table.format->plain()) {
+        PaddedTensor of_panels({static_cast<int64_t>(count), width}, 3);
+        embedding(stream, in_panels(table), std::span(ids).first(count), scale, of_panels);
+        EXPECT_EQ(of_panels.bits(), y.bits()) << table.format->name;
+      }
       for (size_t i = 0; i < count; ++i) {
         for (int64_t c = 0; c < width; ++c) {
           ASSERT_EQ(y.row(static_cast<int64_t>(i))[c], scale * expanded[ids[i] * width + c])

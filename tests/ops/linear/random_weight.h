@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ops/op_test.h"
+#include "quant/panels.h"
 #include "quant/schemes/schemes.h"
 #include "quant/weight.h"
 
@@ -66,6 +67,21 @@ inline Weight random_weight(Random& random, FormatId id, const Shape& shape) {
   w.data = data;
   w.owner = storage;
   return w;
+}
+
+// The same matrices in panels, aligned as a panel must be.
+inline Weight in_panels(const Weight& w) {
+  Weight panels = w;
+  panels.format = panel_format(*w.format);
+  const int64_t matrices = w.shape.num_elements() / (w.rows() * w.cols());
+  const auto storage = std::make_shared<Buffer>(static_cast<size_t>(panels.size_bytes()), Device{});
+  for (int64_t i = 0; i < matrices; ++i) {
+    pack_panels(*w.format, w.data + i * w.matrix_bytes(), w.rows(), w.cols(),
+                storage->data() + i * panels.matrix_bytes());
+  }
+  panels.data = storage->data();
+  panels.owner = storage;
+  return panels;
 }
 
 // The same matrix with all codes cleared: the mins, for formats that have them.
