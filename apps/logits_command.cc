@@ -7,6 +7,7 @@
 #include "apps/command.h"
 #include "apps/device_options.h"
 #include "apps/id_lines.h"
+#include "apps/profile_options.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -19,6 +20,7 @@ namespace {
 
 struct LogitsOptions {
   DeviceOptions device;
+  ProfileOptions profile;
   std::string ids_file;
   std::string output;
   int64_t batch_tokens = 0;
@@ -48,6 +50,7 @@ class HiddenStateWriter : public StepContext::Observer {
 
 void run_logits(const LogitsOptions& options) {
   options.device.apply();
+  options.profile.check();
   const LoadedModel loaded = options.device.load(/*with_tokenizer=*/false);
   const Model& model = loaded.model();
   spdlog::info("{}", to_string(model.load_report()));
@@ -74,6 +77,7 @@ void run_logits(const LogitsOptions& options) {
 
   ThreadPool threads(options.device.thread_pool());
   Stream stream(threads);
+  stream.set_profiler(options.profile.profiler());
   CachePool pool(model.cache_layout(), {.kv_dtype = options.device.kv(),
                                         .max_tokens = longest,
                                         .max_step_tokens = std::min(step_tokens, longest)});
@@ -95,6 +99,7 @@ void run_logits(const LogitsOptions& options) {
     }
   }
   writer.finish();
+  options.profile.report();
   spdlog::info("{}: logits of {} sequences", options.output, lines.size());
 }
 
@@ -119,6 +124,7 @@ void add_logits_command(CLI::App& app) {
   command->add_flag("--hidden-states", options->hidden_states,
                     "Also write each layer's output: hidden.LINE.LAYER [tokens, hidden]");
   options->device.add_to(*command);
+  options->profile.add_to(*command);
   command->footer(
       "Examples:\n"
       "  echo '2 105 2364 107' > ids.txt\n"

@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
   braid::add_tokenize_command(app);
   braid::add_logits_command(app);
   braid::add_inspect_command(app);
+  braid::add_bench_command(app);
 
   try {
     app.parse(argc, argv);

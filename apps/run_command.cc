@@ -12,6 +12,7 @@
 #include "apps/command.h"
 #include "apps/device_options.h"
 #include "apps/interrupt.h"
+#include "apps/profile_options.h"
 #include "apps/sampling_options.h"
 #include "apps/speculation_options.h"
 #include "apps/strict_json.h"
@@ -35,6 +36,7 @@ struct RunOptionsCli {
   DeviceOptions device;
   SamplingOptions sampling;
   SpeculationCli speculation;
+  ProfileOptions profile;
   std::optional<std::string> prompt;
   std::string prompt_file;
   bool chat = false;
@@ -70,6 +72,7 @@ void check(const RunOptionsCli& options) {
   if (!options.thinking.empty() && !may_chat) throw UsageError("--thinking needs --chat");
   options.sampling.check();
   options.speculation.check();
+  options.profile.check();
 }
 
 void print_stats(const Engine& engine, const SpeculationCli& speculation) {
@@ -190,7 +193,8 @@ void run(const RunOptionsCli& options) {
                          .max_sequences = batch ? options.max_sequences : 1,
                          .batch_tokens = options.batch_tokens,
                          .reuse_last = interactive,
-                         .speculation = options.speculation.load(loaded)});
+                         .speculation = options.speculation.load(loaded),
+                         .profiler = options.profile.profiler()});
   if (batch) {
     const bool complete =
         run_batch(engine, loaded, *files,
@@ -200,6 +204,7 @@ void run(const RunOptionsCli& options) {
                    .max_new_tokens = options.max_tokens.value_or(kDefaultCompletionTokens)},
                   options.resume);
     print_stats(engine, options.speculation);
+    options.profile.report();
     if (!complete) throw Error("{}: not every line was generated; see the output", files->origin);
   } else if (interactive) {
     run_chat_session(engine, loaded,
@@ -208,8 +213,10 @@ void run(const RunOptionsCli& options) {
                       .stop = stop,
                       .max_new_tokens = options.max_tokens.value_or(-1)});
     print_stats(engine, options.speculation);
+    options.profile.report();
   } else {
     run_once(options, engine, loaded, settings, *prompt);
+    options.profile.report();
   }
 }
 
@@ -271,6 +278,7 @@ void add_run_command(CLI::App& app) {
   options->sampling.add_to(*command);
   options->speculation.add_to(*command);
   options->device.add_to(*command);
+  options->profile.add_to(*command);
   command->footer(
       "Examples:\n"
       "  braid run                                   the bundled model continues a sentence\n"

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/thread_pool.h"
 #include "tensor/dtype.h"
 
 namespace braid {
@@ -13,6 +14,8 @@ namespace {
 
 // Large enough that a row of a real model holds no repetition, small enough for the L2 cache.
 constexpr int64_t kPoolElements = 1 << 16;
+// From this size threads share the work.
+constexpr size_t kParallelBytes = size_t{8} << 20;
 constexpr float kVectorSpread = 0.1f;
 
 // SplitMix64 (Steele, Lea and Flood, 2014).
@@ -24,13 +27,9 @@ class Random {
       next();
     }
   }
-  uint64_t next() {
-    state_ += 0x9e3779b97f4a7c15u;
-    uint64_t z = state_;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
+  uint64_t next() { return mix(state_ += kStep); }
+  // The number that n + 1 calls of next() from now would end with.
+  uint64_t at(uint64_t n) const { return mix(state_ + (n + 1) * kStep); }
   // Nearly normal, of mean 0 and variance 1: the sum of four uniform values.
   float normal() {
     const uint64_t bits = next();
@@ -41,6 +40,12 @@ class Random {
   }
 
  private:
+  static constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
+  static uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
   uint64_t state_;
 };
 
@@ -123,6 +128,30 @@ std::vector<std::byte> make_pool(const QuantFormat& format, int64_t elements, fl
   return pool;
 }
 
+// Pieces of the pool, each begun at a random block. Piece i takes random number i, whoever copies
+// it.
+void fill_from_pool(const std::vector<std::byte>& pool, size_t block_bytes, const Random& random,
+                    const Buffer& to) {
+  const size_t bytes = to.size_bytes();
+  const size_t pool_blocks = pool.size() / block_bytes;
+  const size_t piece_blocks = bytes <= pool.size() ? pool_blocks : (pool_blocks + 1) / 2;
+  const size_t piece_bytes = piece_blocks * block_bytes;
+  const auto copy_pieces = [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const size_t done = static_cast<size_t>(i) * piece_bytes;
+      const size_t start = random.at(static_cast<uint64_t>(i)) % (pool_blocks - piece_blocks + 1);
+      std::memcpy(to.data() + done, pool.data() + start * block_bytes,
+                  std::min(piece_bytes, bytes - done));
+    }
+  };
+  const auto num_pieces = static_cast<int64_t>((bytes + piece_bytes - 1) / piece_bytes);
+  if (bytes < kParallelBytes) return copy_pieces(0, num_pieces, 0);
+  // Most of the time goes to the pages of fresh memory: let a thread have whole huge ones.
+  ThreadPool threads;
+  threads.parallel_for(num_pieces, static_cast<int64_t>(kParallelBytes / 2 / piece_bytes),
+                       copy_pieces);
+}
+
 }  // namespace
 
 Weight make_dummy_weight(uint64_t seed, std::string_view name, const Shape& shape,
@@ -142,16 +171,9 @@ Weight make_dummy_weight(uint64_t seed, std::string_view name, const Shape& shap
   const std::vector<std::byte> pool =
       make_pool(fitting, pool_elements, 1 / std::sqrt(static_cast<float>(cols)), random);
 
-  const auto bytes = static_cast<size_t>(fitting.row_bytes(elements));
-  const auto buffer = std::make_shared<Buffer>(bytes, Device{});
-  const auto block_bytes = static_cast<size_t>(fitting.block_bytes);
-  const size_t pool_blocks = pool.size() / block_bytes;
-  for (size_t done = 0; done < bytes;) {
-    const size_t start = random.next() % pool_blocks * block_bytes;
-    const size_t size = std::min(pool.size() - start, bytes - done);
-    std::memcpy(buffer->data() + done, pool.data() + start, size);
-    done += size;
-  }
+  const auto buffer =
+      std::make_shared<Buffer>(static_cast<size_t>(fitting.row_bytes(elements)), Device{});
+  fill_from_pool(pool, static_cast<size_t>(fitting.block_bytes), random, *buffer);
   return {&fitting, shape, buffer->data(), buffer};
 }
 

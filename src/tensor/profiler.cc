@@ -88,17 +88,17 @@ void Profiler::keep(const Event& event) {
   events_.push_back(event);
 }
 
-std::string Profiler::chrome_trace() const {
+std::string chrome_trace(std::span<const Profiler::Event> events, int64_t num_dropped) {
   // Names are the program's own words: nothing needs escaping.
   std::string json = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
   auto out = std::back_inserter(json);
-  Clock::time_point start = Clock::time_point::max();
-  for (const Event& event : events_) start = std::min(start, event.begin);
-  const auto microseconds = [](Clock::duration d) {
+  Profiler::Clock::time_point start = Profiler::Clock::time_point::max();
+  for (const Profiler::Event& event : events) start = std::min(start, event.begin);
+  const auto microseconds = [](Profiler::Clock::duration d) {
     return std::chrono::duration<double, std::micro>(d).count();
   };
   bool first = true;
-  for (const Event& event : events_) {
+  for (const Profiler::Event& event : events) {
     fmt::format_to(out,
                    "{}\n{{\"name\":\"{}{}{}\",\"cat\":\"{}\",\"ph\":\"X\",\"pid\":1,\"tid\":1,",
                    std::exchange(first, false) ? "" : ",", event.name,
@@ -111,7 +111,7 @@ std::string Profiler::chrome_trace() const {
     }
     json += '}';
   }
-  fmt::format_to(out, "\n],\"otherData\":{{\"dropped_events\":{}}}}}\n", num_dropped_events_);
+  fmt::format_to(out, "\n],\"otherData\":{{\"dropped_events\":{}}}}}\n", num_dropped);
   return json;
 }
 

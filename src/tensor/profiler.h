@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -70,9 +71,6 @@ class Profiler {
   int64_t num_dropped_events() const { return num_dropped_events_; }
   void reset();
 
-  // The events in Chrome's trace format (JSON; chrome://tracing, Perfetto).
-  std::string chrome_trace() const;
-
  private:
   friend class OpScope;
   friend class LayerScope;
@@ -93,6 +91,9 @@ class Profiler {
 
   static constexpr std::string_view kNoLayer = "between layers";
 };
+
+// Events in Chrome's trace format (JSON; chrome://tracing, Perfetto).
+std::string chrome_trace(std::span<const Profiler::Event> events, int64_t num_dropped = 0);
 
 // The time of an op. `work` is called, and the clock read, only if the stream carries a profiler.
 // An op that another one calls counts as part of it.

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "support/fresh_seed.h"
@@ -51,6 +54,27 @@ TEST(DummyWeights, DependOnSeedAndNameOnly) {
   // Neighbouring rows differ.
   const Weight weight = make_dummy_weight(1, "a", {2, 256}, format);
   EXPECT_NE(std::memcmp(weight.row(0), weight.row(1), static_cast<size_t>(weight.row_bytes())), 0);
+}
+
+// Large ones are filled by several threads, in pieces of their own random numbers.
+TEST(DummyWeights, LargeOnesAreTheSameEachTimeAndDoNotRepeat) {
+  const uint64_t seed = testing::fresh_seed();
+  SCOPED_TRACE(seed);
+  const Shape shape{9000, 1024};
+  for (const FormatId id : {FormatId::kQ8_0, FormatId::kBF16}) {
+    const Weight first = make_dummy_weight(seed, "w", shape, quant_format(id));
+    const Weight second = make_dummy_weight(seed, "w", shape, quant_format(id));
+    const auto bytes = static_cast<size_t>(first.size_bytes());
+    ASSERT_EQ(std::memcmp(first.data, second.data, bytes), 0);
+    // No row is left at zero, and one in a hundred or more is unlike all before it.
+    std::set<std::string> rows;
+    for (int64_t row = 0; row < first.rows(); ++row) {
+      rows.emplace(reinterpret_cast<const char*>(first.row(row)),
+                   static_cast<size_t>(first.row_bytes()));
+    }
+    EXPECT_EQ(rows.count(std::string(static_cast<size_t>(first.row_bytes()), '\0')), 0u);
+    EXPECT_GT(rows.size(), static_cast<size_t>(first.rows()) / 100);
+  }
 }
 
 TEST(DummyWeights, RowsThatBlocksDoNotDivideFallBack) {

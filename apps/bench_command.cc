@@ -1,0 +1,233 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/bench_output.h"
+#include "apps/command.h"
+#include "apps/device_options.h"
+#include "apps/profile_options.h"
+#include "apps/progress_bar.h"
+#include "apps/text_io.h"
+#include "base/cpu_features.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "benchmark/html_report.h"
+#include "benchmark/model_benchmark.h"
+#include "benchmark/op_benchmark.h"
+
+namespace braid {
+
+void add_bench_compare_command(CLI::App& bench);
+
+namespace {
+
+// What rows of models and of ops have in common.
+struct OutputOptions {
+  std::vector<int> threads = {0};
+  int repetitions = 5;
+  bool measure_ceilings = false;
+  bool json = false;
+  std::string output;
+  std::string html;
+
+  void add_to(CLI::App& command) {
+    command
+        .add_option("-t,--threads", threads,
+                    "CPU threads, several with commas (0: one per processor)")
+        ->delimiter(',')
+        ->check(CLI::Range(0, 4096))
+        ->capture_default_str();
+    command.add_option("-r,--repetitions", repetitions, "Measured runs of each row")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    command.add_flag("--ceilings", measure_ceilings,
+                     "Measure the machine's ceilings again, rather than take those of an earlier "
+                     "run from the user's cache folder");
+    command.add_flag("--json", json, "Print JSON instead of a table");
+    command.add_option("-o,--output", output, "Also write the JSON to a file")->option_text("FILE");
+    command.add_option("--html", html, "Also write a page with plots")->option_text("FILE");
+  }
+
+  void print(const BenchResult& result) const {
+    const std::string as_json = to_json(result);
+    if (!output.empty()) write_text_file(output, as_json);
+    if (!html.empty()) write_text_file(html, to_html(result));
+    write_out(json ? as_json : bench_table(result));
+  }
+};
+
+struct BenchOptions {
+  DeviceOptions device;
+  ProfileOptions profile;
+  OutputOptions output;
+  ModelBenchmarkOptions rows;
+};
+
+struct KernelOptions {
+  OutputOptions output;
+  std::string isa;
+  std::string filter;
+  bool list = false;
+};
+
+// The options as given, each under its first name.
+std::string command_line(const CLI::App& command) {
+  std::string text = "braid bench";
+  if (command.get_name() != "bench") text += " " + command.get_name();
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0) continue;
+    if (!option->get_positional()) text += " " + option->get_name();
+    const std::vector<std::string> values = option->results();
+    if (option->get_items_expected_max() == 0) continue;  // a flag
+    for (size_t i = 0; i < values.size(); ++i) text += (i == 0 ? " " : ",") + values[i];
+  }
+  return text;
+}
+
+class Bar {
+ public:
+  BenchProgressFunction function() {
+    return [this](const BenchProgress& p) { bar_.show(p.done, p.total, p.seconds_left, p.what); };
+  }
+
+ private:
+  ProgressBar bar_;
+};
+
+std::vector<Ceilings> ceilings_for(const OutputOptions& options) {
+  return find_ceilings(options.threads, options.measure_ceilings, CeilingCache());
+}
+
+void run_bench(BenchOptions& options, const CLI::App& command) {
+  options.device.apply();
+  options.profile.check();
+  const LoadedModel loaded = options.device.load(/*with_tokenizer=*/false);
+  const Model& model = loaded.model();
+
+  std::vector<Profiler::Event> events;
+  int64_t num_dropped = 0;
+  ModelBenchmarkOptions& rows = options.rows;
+  rows.threads = options.output.threads;
+  rows.repetitions = options.output.repetitions;
+  rows.pin_threads = options.device.pin_threads;
+  rows.precision = options.device.precision();
+  rows.kv_dtype = options.device.kv();
+  rows.seed = options.device.dummy_seed;
+  if (options.profile.wants_trace()) {
+    rows.on_profile = [&](const Profiler& profiler) {
+      events.insert(events.end(), profiler.events().begin(), profiler.events().end());
+      num_dropped += profiler.num_dropped_events();
+    };
+  }
+  BenchResult result;
+  result.environment = current_environment(command_line(command));
+  result.model = loaded.origin();
+  result.family = model.family();
+  result.weights = options.device.load_format == "dummy" ? "dummy " + options.device.dummy_format
+                                                         : "of the file";
+  result.compute = options.device.compute;
+  result.ceilings = ceilings_for(options.output);
+  {
+    Bar bar;
+    result.rows = run_model_benchmark(model, rows, bar.function());
+  }
+  options.output.print(result);
+  if (options.profile.wanted()) {
+    for (const BenchRow& row : result.rows) {
+      fmt::print(stderr, "\n{}: one repetition, {:.1f} ms\n{}", row.key(), 1e3 * row.work.seconds,
+                 profile_tables(row.ops, row.work.seconds));
+    }
+  }
+  if (options.profile.wants_trace()) options.profile.write_trace(events, num_dropped);
+}
+
+void run_kernels(const KernelOptions& options, const CLI::App& command) {
+  if (!options.isa.empty()) force_isa(parse_isa(options.isa));
+  if (options.list) {
+    for (const std::string& name : op_case_names()) write_out(name + "\n");
+    return;
+  }
+  BenchResult result;
+  result.environment = current_environment(command_line(command));
+  result.model = "ops";
+  {
+    Bar bar;
+    result.rows = run_op_benchmark({.filter = options.filter,
+                                    .threads = options.output.threads,
+                                    .repetitions = options.output.repetitions},
+                                   bar.function());
+  }
+  result.ceilings = ceilings_for(options.output);
+  options.output.print(result);
+}
+
+void add_kernels_command(CLI::App& bench) {
+  auto options = std::make_shared<KernelOptions>();
+  CLI::App* command = bench.add_subcommand(
+      "kernels", "Single ops at the shapes of real models, beside the ceilings");
+  command->add_option("--filter", options->filter, "Only cases whose names match")
+      ->option_text("REGEX");
+  command->add_flag("--list", options->list, "Print the names of the cases and end");
+  command->add_option("--isa", options->isa, "Force the CPU kernels of an instruction set")
+      ->check(CLI::IsMember({"portable", "avx2", "avx512"}));
+  options->output.add_to(*command);
+  command->callback([options, command] { run_kernels(*options, *command); });
+}
+
+void add_counts(CLI::App& command, const char* name, std::vector<int64_t>& counts,
+                const char* description, int64_t lowest, int64_t highest) {
+  command.add_option(name, counts, description)
+      ->delimiter(',')
+      ->check(CLI::Range(lowest, highest))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* command = app.add_subcommand(
+      "bench", "Measure prefill and decode speed, beside what the machine can do at best");
+  options->device.add_model(*command);
+  add_counts(*command, "-p,--prompt", options->rows.prompts,
+             "Tokens of a prompt, several with commas (0: no prefill rows)", 0, 1 << 24);
+  add_counts(*command, "-n,--generate", options->rows.generates,
+             "Tokens to generate (0: no decode rows)", 0, 1 << 24);
+  add_counts(*command, "-b,--batch", options->rows.batches, "Sequences that generate side by side",
+             1, 4096);
+  add_counts(*command, "--prompt-batch", options->rows.prompt_batches,
+             "Prompts computed side by side", 1, 4096);
+  add_counts(*command, "--depth", options->rows.depths,
+             "Tokens in the cache before the measured ones", 0, 1 << 24);
+  command
+      ->add_option("--batch-tokens,--ubatch-size", options->rows.batch_tokens,
+                   "Most tokens in one forward pass")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  options->device.add_to(*command);
+  command->remove_option(command->get_option("--threads"));
+  options->output.add_to(*command);
+  options->profile.add_to(*command);
+  command->footer(
+      "Examples:\n"
+      "  braid bench gemma-3-270m.gguf\n"
+      "  braid bench ./gemma-4-12b --load-format dummy --dummy-format q4_0 --batch 1,8 \\\n"
+      "    --threads 1,2 --html report.html --json > after.json\n"
+      "  braid bench compare before.json after.json --tolerance 10\n"
+      "  braid bench kernels --filter 'linear q4_0'\n"
+      "Rows: ppN, a prompt of N tokens; tgN, N tokens generated. GB: weights and cache that one\n"
+      "repetition must read or write; GOP: multiplications and additions; share: time they take "
+      "at\n"
+      "the binding ceiling, by the time it took.");
+  command->require_subcommand(0, 1);
+  add_bench_compare_command(*command);
+  add_kernels_command(*command);
+  command->callback([options, command] {
+    if (command->get_subcommands().empty()) run_bench(*options, *command);
+  });
+}
+
+}  // namespace braid

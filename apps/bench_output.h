@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+
+#include "benchmark/compare.h"
+#include "benchmark/result.h"
+
+namespace braid {
+
+// What was measured on what, and the ceilings; then a table of the rows.
+std::string bench_table(const BenchResult& result);
+
+std::string comparison_table(const BenchComparison& comparison);
+
+// Throws Error naming the path.
+void write_text_file(const std::string& path, const std::string& text);
+
+}  // namespace braid

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "benchmark/result.h"
+#include "tensor/profiler.h"
+
+namespace braid {
+
+// --profile [FILE.json]: times of ops and kinds of layers on standard error and, with FILE, a
+// trace.
+class ProfileOptions {
+ public:
+  void add_to(CLI::App& command);
+
+  bool wanted() const { return option_ != nullptr && option_->count() > 0; }
+  bool wants_trace() const { return wanted() && !file_.empty(); }
+  // Throws UsageError or Error if FILE cannot be what is meant, or cannot be written.
+  void check() const;
+  // For the stream; nullptr if no profile is wanted.
+  Profiler* profiler() const;
+  // After the run: what profiler() saw.
+  void report() const;
+  void write_trace(const std::vector<Profiler::Event>& events, int64_t num_dropped) const;
+
+ private:
+  CLI::Option* option_ = nullptr;
+  std::string file_;
+  mutable std::unique_ptr<Profiler> profiler_;
+};
+
+// Two tables, by op and by kind of layer: time, share of `seconds`, calls, GB/s (weights, states
+// and activations) and GOP/s.
+std::string profile_tables(const std::vector<OpResult>& ops, double seconds);
+
+}  // namespace braid

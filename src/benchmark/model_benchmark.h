@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "benchmark/result.h"
+#include "models/model.h"
+#include "ops/linear/linear.h"
+
+namespace braid {
+
+struct ModelBenchmarkOptions {
+  std::vector<int64_t> prompts = {512};       // tokens of a prompt; none: no prefill rows
+  std::vector<int64_t> generates = {64};      // tokens to generate; none: no decode rows
+  std::vector<int64_t> batches = {1};         // sequences of decode rows
+  std::vector<int64_t> prompt_batches = {1};  // prompts side by side
+  std::vector<int64_t> depths = {0};          // tokens in the cache before the measured ones
+  std::vector<int> threads = {0};             // 0: one per processor
+  bool pin_threads = false;
+  int repetitions = 5;
+  int64_t batch_tokens = 512;  // most tokens in one forward pass
+  ActivationPrecision precision = ActivationPrecision::kInt8;
+  DType kv_dtype = DType::kBF16;
+  uint64_t seed = 0;  // of the token ids
+  // If set, profilers keep their events, and this sees each row's after its profiled run.
+  std::function<void(const Profiler&)> on_profile;
+};
+
+// What is being done: run `done` of `total` (ceilings and warm-up included) and, once every row has
+// run, the seconds that the rest will take (before: negative).
+struct BenchProgress {
+  int64_t done = 0;
+  int64_t total = 0;
+  double seconds_left = -1;
+  std::string what;
+};
+using BenchProgressFunction = std::function<void(const BenchProgress&)>;
+
+// Prefill and decode with synthetic tokens: each row warms up, runs once under the profiler, then
+// `repetitions` times in turn with all other rows, so that a slow spell of the machine meets all of
+// them. Decoding takes the given tokens, not those of the logits, which are computed all the same.
+// Throws UsageError if a row exceeds the model's context.
+std::vector<BenchRow> run_model_benchmark(const Model& model, const ModelBenchmarkOptions& options,
+                                          const BenchProgressFunction& progress);
+
+// Ceilings for each number of threads (0: one per processor): those known, or measured now.
+std::vector<Ceilings> find_ceilings(const std::vector<int>& threads, bool measure_again,
+                                    const CeilingCache& cache);
+
+}  // namespace braid
