@@ -25,9 +25,12 @@ std::string rate_text(double rate) { return fmt::format("{:.{}f}", rate, rate < 
 
 std::string bench_table(const BenchResult& result) {
   const Environment& e = result.environment;
-  std::string text =
-      fmt::format("{}, weights: {}, compute: {}\n{}, {}, commit {}\n", result.model, result.weights,
-                  result.compute, e.cpu, e.isa, e.commit.empty() ? "unknown" : e.commit);
+  std::string text = result.model;
+  if (!result.weights.empty()) {
+    text += fmt::format(", weights: {}, compute: {}", result.weights, result.compute);
+  }
+  text +=
+      fmt::format("\n{}, {}, commit {}\n", e.cpu, e.isa, e.commit.empty() ? "unknown" : e.commit);
   for (const Ceilings& c : result.ceilings) {
     text += fmt::format("ceilings of {} {}: read {} GB/s; int8 {}, bf16 {}, f32 {} GOP/s\n",
                         c.threads, c.threads == 1 ? "thread" : "threads",

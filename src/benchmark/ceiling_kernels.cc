@@ -5,8 +5,12 @@
 namespace braid::BRAID_ISA {
 namespace {
 
-// Enough sums in flight to hide the latency of two units of up to five cycles.
+// Enough sums in flight to hide the latency of two units of up to five cycles: so many variables
+// (the compiler would keep an array in memory).
 constexpr int kSums = 12;
+#define BRAID_EACH_SUM(step)                                                                \
+  step(s0) step(s1) step(s2) step(s3) step(s4) step(s5) step(s6) step(s7) step(s8) step(s9) \
+      step(s10) step(s11)
 
 // Keeps the compiler from knowing what `v` holds.
 template <typename V>
@@ -40,52 +44,64 @@ void read(const std::byte* data, int64_t bytes, float* sink) {
 }
 
 void f32(int64_t rounds, float* sink) {
-  Vf sums[kSums];
-  for (int i = 0; i < kSums; ++i) sums[i] = splat(static_cast<float>(i));
-  Vf a = splat(*sink + 0.5f), b = splat(*sink + 0.25f);
+#define BRAID_DECLARE(s) Vf s = Vf{};
+  BRAID_EACH_SUM(BRAID_DECLARE)
+  const Vf a = splat(*sink + 0.5f), b = splat(*sink + 0.25f);
   for (int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kSums; ++i) {
-      sums[i] = fma(a, b, sums[i]);
-      forget(sums[i]);
-    }
+#define BRAID_STEP(s) \
+  s = fma(a, b, s);   \
+  forget(s);
+    BRAID_EACH_SUM(BRAID_STEP)
   }
-  for (int i = 1; i < kSums; ++i) sums[0] += sums[i];
-  *sink += reduce_add(sums[0]) * 0;
+  Vf all = Vf{};
+#define BRAID_FOLD(s) all += s;
+  BRAID_EACH_SUM(BRAID_FOLD)
+  *sink += reduce_add(all) * 0;
+#undef BRAID_DECLARE
+#undef BRAID_STEP
+#undef BRAID_FOLD
 }
 constexpr int64_t kF32Operations = 2 * kLanes * kSums;
 
 #if defined(BRAID_ISA_avx512)
 
 void int8(int64_t rounds, float* sink) {
-  __m512i sums[kSums];
-  for (int i = 0; i < kSums; ++i) sums[i] = _mm512_set1_epi32(i);
+#define BRAID_DECLARE(s) __m512i s = _mm512_setzero_si512();
+  BRAID_EACH_SUM(BRAID_DECLARE)
   const __m512i a = _mm512_set1_epi8(static_cast<char>(*sink + 3)), b = a;
   for (int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kSums; ++i) {
-      sums[i] = _mm512_dpbusd_epi32(sums[i], a, b);
-      forget(sums[i]);
-    }
+#define BRAID_STEP(s)               \
+  s = _mm512_dpbusd_epi32(s, a, b); \
+  forget(s);
+    BRAID_EACH_SUM(BRAID_STEP)
   }
-  for (int i = 1; i < kSums; ++i) sums[0] = _mm512_xor_si512(sums[0], sums[i]);
-  *sink += static_cast<float>(_mm512_reduce_add_epi32(sums[0])) * 0;
+  __m512i all = _mm512_setzero_si512();
+#define BRAID_FOLD(s) all = _mm512_xor_si512(all, s);
+  BRAID_EACH_SUM(BRAID_FOLD)
+  *sink += static_cast<float>(_mm512_reduce_add_epi32(all)) * 0;
+#undef BRAID_DECLARE
+#undef BRAID_STEP
+#undef BRAID_FOLD
 }
 constexpr int64_t kInt8Operations = 2 * 64 * kSums;
 
 void bf16(int64_t rounds, float* sink) {
-  __m512 sums[kSums];
-  for (int i = 0; i < kSums; ++i) sums[i] = _mm512_set1_ps(static_cast<float>(i));
+#define BRAID_DECLARE(s) __m512 s = _mm512_setzero_ps();
+  BRAID_EACH_SUM(BRAID_DECLARE)
   const __m512bh a = (__m512bh)_mm512_set1_epi16(static_cast<short>(*sink + 0x3f00)), b = a;
   for (int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kSums; ++i) {
-      sums[i] = _mm512_dpbf16_ps(sums[i], a, b);
-      forget(sums[i]);
-    }
+#define BRAID_STEP(s)            \
+  s = _mm512_dpbf16_ps(s, a, b); \
+  forget(s);
+    BRAID_EACH_SUM(BRAID_STEP)
   }
-  for (int i = 1; i < kSums; ++i) sums[0] += sums[i];
-  *sink += reduce_add((Vf)sums[0]) * 0;
+  __m512 all = _mm512_setzero_ps();
+#define BRAID_FOLD(s) all += s;
+  BRAID_EACH_SUM(BRAID_FOLD)
+  *sink += reduce_add((Vf)all) * 0;
+#undef BRAID_DECLARE
+#undef BRAID_STEP
+#undef BRAID_FOLD
 }
 constexpr int64_t kBF16Operations = 2 * 32 * kSums;
 
@@ -94,19 +110,24 @@ constexpr int64_t kBF16Operations = 2 * 32 * kSums;
 // Products of small codes may be added in 16 bits a few times before they are widened: the most
 // that any kernel can do.
 void int8(int64_t rounds, float* sink) {
-  __m256i sums[kSums];
-  for (int i = 0; i < kSums; ++i) sums[i] = _mm256_set1_epi16(static_cast<short>(i));
-  __m256i a = _mm256_set1_epi8(static_cast<char>(*sink + 3)), b = a;
+#define BRAID_DECLARE(s) __m256i s = _mm256_setzero_si256();
+  BRAID_EACH_SUM(BRAID_DECLARE)
+  __m256i a = _mm256_set1_epi8(static_cast<char>(*sink + 3));
+  const __m256i b = a;
   for (int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kSums; ++i) {
-      forget(a);
-      sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(a, b));
-      forget(sums[i]);
-    }
+#define BRAID_STEP(s)                                  \
+  forget(a);                                           \
+  s = _mm256_add_epi16(s, _mm256_maddubs_epi16(a, b)); \
+  forget(s);
+    BRAID_EACH_SUM(BRAID_STEP)
   }
-  for (int i = 1; i < kSums; ++i) sums[0] = _mm256_xor_si256(sums[0], sums[i]);
-  *sink += static_cast<float>(_mm256_extract_epi16(sums[0], 0)) * 0;
+  __m256i all = _mm256_setzero_si256();
+#define BRAID_FOLD(s) all = _mm256_xor_si256(all, s);
+  BRAID_EACH_SUM(BRAID_FOLD)
+  *sink += static_cast<float>(_mm256_extract_epi16(all, 0)) * 0;
+#undef BRAID_DECLARE
+#undef BRAID_STEP
+#undef BRAID_FOLD
 }
 constexpr int64_t kInt8Operations = 2 * 32 * kSums;
 
@@ -115,19 +136,24 @@ constexpr int64_t kInt8Operations = 2 * 32 * kSums;
 typedef int16_t Vs __attribute__((vector_size(16)));
 
 void int8(int64_t rounds, float* sink) {
-  Vs sums[kSums];
-  for (int i = 0; i < kSums; ++i) sums[i] = Vs{} + static_cast<int16_t>(i);
-  Vs a = Vs{} + static_cast<int16_t>(*sink + 3), b = a;
+#define BRAID_DECLARE(s) Vs s = Vs{};
+  BRAID_EACH_SUM(BRAID_DECLARE)
+  Vs a = Vs{} + static_cast<int16_t>(*sink + 3);
+  const Vs b = a;
   for (int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kSums; ++i) {
-      forget(a);
-      sums[i] += a * b;
-      forget(sums[i]);
-    }
+#define BRAID_STEP(s) \
+  forget(a);          \
+  s += a * b;         \
+  forget(s);
+    BRAID_EACH_SUM(BRAID_STEP)
   }
-  for (int i = 1; i < kSums; ++i) sums[0] ^= sums[i];
-  *sink += static_cast<float>(sums[0][0]) * 0;
+  Vs all = Vs{};
+#define BRAID_FOLD(s) all ^= s;
+  BRAID_EACH_SUM(BRAID_FOLD)
+  *sink += static_cast<float>(all[0]) * 0;
+#undef BRAID_DECLARE
+#undef BRAID_STEP
+#undef BRAID_FOLD
 }
 constexpr int64_t kInt8Operations = 2 * 8 * kSums;
 
