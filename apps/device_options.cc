@@ -1,6 +1,5 @@
 #include "apps/device_options.h"
 
-#include "apps/weight_cache.h"
 #include "base/cpu_features.h"
 #include "base/error.h"
 
@@ -44,11 +43,6 @@ void DeviceOptions::add_to(CLI::App& command) {
       ->capture_default_str();
   command.add_option("--dummy-format", dummy_format, "Storage format of dummy weights")
       ->capture_default_str();
-  command
-      .add_option("--weight-cache", weight_cache,
-                  "Keep a packed copy of models in block formats: off, auto (in "
-                  "$XDG_CACHE_HOME/braid) or a folder")
-      ->capture_default_str();
   command.add_option("--dummy-seed", dummy_seed, "Seed of dummy weights")->capture_default_str();
 }
 
@@ -66,8 +60,7 @@ LoadedModel DeviceOptions::load(bool with_tokenizer) const {
   options.dummy_weights = load_format == "dummy";
   options.dummy_format = dummy_format;
   options.dummy_seed = dummy_seed;
-  if (options.dummy_weights) return LoadedModel::load(model, options);
-  return LoadedModel::load(cached_model(model, weight_cache, num_threads), options);
+  return LoadedModel::load(model, options);
 }
 
 ActivationPrecision DeviceOptions::precision() const {

@@ -23,7 +23,6 @@ struct DeviceOptions {
   std::string load_format = "auto";
   std::string dummy_format = "bf16";
   uint64_t dummy_seed = 0;
-  std::string weight_cache = "off";
 
   // Adds MODEL and the rest to `command`. `default_model` empty: MODEL is required.
   void add_model(CLI::App& command, const std::string& default_model = "");

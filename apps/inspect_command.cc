@@ -58,7 +58,6 @@ Json to_json(const InspectOptions& options, LoadedModel& loaded) {
   const CachePlan plan = make_plan(options, model);
   Json json;
   json["model"] = loaded.origin();
-  json["packed"] = loaded.files().is_packed();
   json["family"] = model.family();
   json["vocab_size"] = model.vocab_size();
   json["hidden_size"] = model.hidden_size();
@@ -144,7 +143,6 @@ void run_inspect(const InspectOptions& options) {
   fmt::print("{}: {} layers, hidden size {}, vocabulary {}, context {}\n", model.family(),
              model.num_layers(), model.hidden_size(), model.vocab_size(), model.max_positions());
   fmt::print("{}\n", to_string(report));
-  if (loaded.files().is_packed()) fmt::print("packed: weights in the layout of the kernels\n");
   fmt::print("tokenizer: {}; chat template: {}; stop ids: {}\n",
              loaded.has_tokenizer() ? "yes" : "none", loaded.has_chat_template() ? "yes" : "none",
              fmt::join(loaded.generation().stop_ids, ", "));

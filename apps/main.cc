@@ -43,7 +43,6 @@ int main(int argc, char** argv) {
   braid::add_logits_command(app);
   braid::add_inspect_command(app);
   braid::add_bench_command(app);
-  braid::add_pack_command(app);
 
   try {
     app.parse(argc, argv);
