@@ -3,6 +3,8 @@
 
 import json
 import os
+import shutil
+import tempfile
 import unittest
 import xml.etree.ElementTree
 
@@ -13,12 +15,13 @@ QUICK = ("--load-format", "dummy", "--dummy-format", "q8_0", "--repetitions", "2
 
 
 class BenchTest(CliCase):
-    def setUp(self):
-        super().setUp()
-        # Ceilings that need no measuring: found as an earlier run left them.
-        os.environ["XDG_CACHE_HOME"] = self.path("cache")
+    @classmethod
+    def setUpClass(cls):
+        # One cache folder: ceilings are measured once.
+        cls.cache = tempfile.mkdtemp(prefix="braid_cache_")
+        cls.addClassCleanup(shutil.rmtree, cls.cache, True)
+        os.environ["XDG_CACHE_HOME"] = cls.cache
         os.environ["BRAID_ISA"] = "portable"
-        self.addCleanup(os.environ.pop, "BRAID_ISA")
 
     def bench(self, *arguments):
         return json.loads(self.succeed("bench", GEMMA3, *QUICK, "--json", *arguments))
