@@ -54,7 +54,7 @@ void Buffer::release() {
   if (device_.is_cpu()) {
     ::munmap(data_, size_bytes_);
   } else {
-    cuda::release(data_, device_.index);
+    cuda::release(data_, size_bytes_, device_.index);
   }
   data_ = nullptr;
 }

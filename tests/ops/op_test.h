@@ -6,12 +6,15 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "base/cpu_features.h"
 #include "base/thread_pool.h"
+#include "tensor/cuda/device_memory.h"
+#include "tensor/cuda/stream_state.h"
 #include "tensor/stream.h"
 #include "tensor/tensor.h"
 #include "tensor/workspace.h"
@@ -52,13 +55,17 @@ class Random {
   std::mt19937_64 engine_;
 };
 
+// Where the tensors of the running test live. CUDA memory is then of the kind that the host can
+// read and write as well.
+inline Device op_test_device;
+
 // A float32 tensor whose rows are `gap` elements apart in memory; all of it starts as NaN.
 class PaddedTensor {
  public:
   PaddedTensor(const Shape& shape, int64_t gap) {
     int64_t width = 1;
     for (int i = 1; i < shape.rank(); ++i) width *= shape.dim(i);
-    storage_ = Tensor(DType::kF32, {shape.dim(0), width + gap});
+    storage_ = Tensor(DType::kF32, {shape.dim(0), width + gap}, op_test_device);
     poison();
     const TensorView rows = storage_.view().columns(0, width);
     view_ = shape.rank() == 2 ? rows : rows.reshape(shape);
@@ -107,35 +114,68 @@ class PaddedTensor {
   int64_t gap_ = 0;
 };
 
-// Runs each test once per instruction set, by force; those that this processor lacks are reported
-// as skipped.
-class OpTest : public testing::TestWithParam<Isa> {
+// What a test runs on: the CPU with the kernels of an instruction set, or the first CUDA device.
+struct OpTarget {
+  Isa isa = Isa::kPortable;
+  bool cuda = false;
+
+  std::string name() const { return cuda ? "cuda" : std::string(isa_name(isa)); }
+  Device device() const { return cuda ? Device{DeviceKind::kCuda, 0} : Device{}; }
+  bool available() const { return cuda ? cuda::num_devices() > 0 : isa_supported(isa); }
+};
+inline void PrintTo(const OpTarget& target, std::ostream* out) { *out << target.name(); }
+
+// Runs each test once per target, by force; those that this machine lacks are reported as skipped.
+// On a CUDA device every op is waited for.
+class OpTest : public testing::TestWithParam<OpTarget> {
  protected:
-  OpTest() : trace_(__FILE__, __LINE__, "BRAID_TEST_SEED=" + std::to_string(random.seed())) {}
+  OpTest() : trace_(__FILE__, __LINE__, "BRAID_TEST_SEED=" + std::to_string(random.seed())) {
+    if (on_cuda()) stream.cuda().set_synchronous(true);
+  }
 
   void SetUp() override {
-    if (!isa_supported(GetParam())) {
-      GTEST_SKIP() << "this processor has no " << isa_name(GetParam());
-    }
+    if (!GetParam().available()) GTEST_SKIP() << "this machine has no " << GetParam().name();
+    op_test_device = device;
     previous_ = active_isa();
-    force_isa(GetParam());
+    if (!GetParam().cuda) force_isa(GetParam().isa);
   }
   void TearDown() override {
-    if (isa_supported(GetParam())) force_isa(previous_);
+    op_test_device = {};
+    if (GetParam().available()) force_isa(previous_);
   }
 
+  bool on_cuda() const { return !device.is_cpu(); }
+
+  // The target's device; the CPU if there is none.
+  Device device = GetParam().available() ? GetParam().device() : Device{};
+
+ private:
+  std::unique_ptr<cuda::ManagedMemoryScope> managed_ =
+      on_cuda() ? std::make_unique<cuda::ManagedMemoryScope>() : nullptr;
+
+ protected:
   Random random;
   ThreadPool pool{{.num_threads = 2}};
-  Stream stream{pool};
-  Workspace workspace{size_t{1} << 30};
+  Stream stream{pool, device};
+  Workspace workspace{size_t{1} << 30, device};
 
  private:
   testing::ScopedTrace trace_;
   Isa previous_ = Isa::kPortable;
 };
 
-#define BRAID_INSTANTIATE_PER_ISA(Suite)                                                           \
-  INSTANTIATE_TEST_SUITE_P(Isas, Suite, testing::Values(Isa::kPortable, Isa::kAvx2, Isa::kAvx512), \
-                           [](const auto& info) { return std::string(isa_name(info.param)); })
+inline std::string target_name(const testing::TestParamInfo<OpTarget>& info) {
+  return info.param.name();
+}
+
+#define BRAID_INSTANTIATE_PER_ISA(Suite)                                                       \
+  INSTANTIATE_TEST_SUITE_P(                                                                    \
+      Isas, Suite,                                                                             \
+      testing::Values(OpTarget{Isa::kPortable}, OpTarget{Isa::kAvx2}, OpTarget{Isa::kAvx512}), \
+      target_name)
+// The same and CUDA.
+#define BRAID_INSTANTIATE_PER_TARGET(Suite) \
+  BRAID_INSTANTIATE_PER_ISA(Suite);         \
+  INSTANTIATE_TEST_SUITE_P(Devices, Suite, testing::Values(OpTarget{.cuda = true}), target_name)
 
 }  // namespace braid

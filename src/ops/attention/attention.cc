@@ -10,6 +10,7 @@
 #include "ops/attention/attention_kernels.h"
 #include "ops/attention/attention_plan.h"
 #include "ops/cpu/split.h"
+#include "ops/cuda/cuda_ops.h"
 #include "tensor/profiler.h"
 
 namespace braid {
@@ -319,6 +320,8 @@ void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
     return OpWork{.state_bytes = elements * dtype_bytes(cache.keys.dtype()),
                   .activation_bytes = 4 * elements};
   });
+  if (num_rows == 0) return;
+  if (!stream.is_cpu()) return cuda::write_kv(stream, k, v, sequences, cache);
   const AttentionKernels& kernels = BRAID_KERNELS(kAttentionKernels);
   const auto put = [&](const float* from, std::byte* to) {
     if (cache.keys.dtype() == DType::kF32) {
@@ -369,6 +372,9 @@ void attention(Stream& stream, Workspace& workspace, const TensorView& q, const 
   const OpScope op(stream, "attention", dtype_name(cache.keys.dtype()),
                    [&] { return attention_work(q, cache, sequences, options.window); });
   Workspace::Scope scope(workspace);
+  if (!stream.is_cpu()) {
+    return cuda::attention(stream, workspace, q, cache, sequences, options, out);
+  }
   const int num_threads = stream.pool().num_threads();
   const int64_t scratch_floats = Scratch::floats(shape.head_dim);
   const TensorView scratch = workspace.take(DType::kF32, {num_threads, scratch_floats});

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "ops/conv/conv_kernels.h"
 #include "ops/cpu/split.h"
+#include "ops/cuda/cuda_ops.h"
 #include "tensor/profiler.h"
 
 namespace braid {
@@ -92,6 +93,7 @@ void causal_conv_silu(Stream& stream, const TensorView& x, const TensorView& wei
                   .activation_bytes = 8 * elements,
                   .operations = elements * static_cast<double>(2 * width + 6)};
   });
+  if (!stream.is_cpu()) return cuda::causal_conv_silu(stream, x, weight, layer, sequences, y);
   const int64_t channels = x.dim(1);
   const int64_t blocks = (channels + kConvChannels - 1) / kConvChannels;
   const int64_t items = static_cast<int64_t>(sequences.size()) * blocks;

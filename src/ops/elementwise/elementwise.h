@@ -1,8 +1,6 @@
 #pragma once
 
-#include <cstdint>
-#include <span>
-
+#include "tensor/index_list.h"
 #include "tensor/stream.h"
 #include "tensor/tensor_view.h"
 
@@ -34,7 +32,6 @@ void scale(Stream& stream, const TensorView& x, float factor);
 void softcap(Stream& stream, const TensorView& x, float cap);
 
 // y[i] = x[rows[i]]
-void gather_rows(Stream& stream, const TensorView& x, std::span<const int32_t> rows,
-                 const TensorView& y);
+void gather_rows(Stream& stream, const TensorView& x, const IndexList& rows, const TensorView& y);
 
 }  // namespace braid

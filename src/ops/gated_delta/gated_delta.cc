@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "ops/cuda/cuda_ops.h"
 #include "ops/gated_delta/chunk_kernels.h"
 #include "ops/gated_delta/recurrent_kernels.h"
 #include "tensor/profiler.h"
@@ -365,6 +366,9 @@ void gated_delta(Stream& stream, Workspace& workspace, const GatedDeltaInputs& i
 
   const OpScope op(stream, "gated_delta", [&] { return delta_work(d, sequences); });
   Workspace::Scope scope(workspace);
+  if (!stream.is_cpu()) {
+    return cuda::gated_delta(stream, workspace, inputs, layer, sequences, options, out);
+  }
   Scratch sample{};
   const int64_t scratch_elements = lay_out(d, sizes, nullptr, sample);
   const TensorView memory =

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "ops/cuda/cuda_ops.h"
 #include "ops/linear/linear_kernels.h"
 #include "tensor/profiler.h"
 
@@ -123,6 +124,7 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
         .activation_bytes = elements * (precision == ActivationPrecision::kInt8 ? 5.25 : 8),
         .operations = 4 * elements};
   });
+  if (!stream.is_cpu()) return cuda::prepare_linear_input(stream, workspace, x, precision);
   LinearInput input;
   input.precision = precision;
   const bool spread =
@@ -161,6 +163,7 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
   if (tokens == 0 || rows == 0) return;
   const OpScope op(stream, "linear", w.format->name,
                    [&] { return linear_work(w, x, tokens, static_cast<double>(w.size_bytes())); });
+  if (!stream.is_cpu()) return cuda::linear(stream, w, x, y);
   const LinearTask task = make_task(w, x, y);
   const LinearKernel kernel = pick_kernel(*w.format, x);
   const int64_t token_tiles = ceil_divide(tokens, kTileTokens);
@@ -177,15 +180,25 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
   });
 }
 
-void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x,
-                    std::span<const int32_t> offsets, const TensorView& y) {
+void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& groups,
+                    const TensorView& y) {
   BRAID_CHECK(w.shape.rank() == 3);
   check_arguments(w, x, y);
   const int64_t experts = w.shape.dim(0), rows = w.rows(), tokens = y.dim(0);
-  BRAID_CHECK(static_cast<int64_t>(offsets.size()) == experts + 1 && offsets.front() == 0 &&
-                  offsets.back() == tokens && std::is_sorted(offsets.begin(), offsets.end()),
-              "{} offsets for {} experts", offsets.size(), experts);
+  BRAID_CHECK(groups.size() == experts + 1, "{} offsets for {} experts", groups.size(), experts);
   if (tokens == 0 || rows == 0) return;
+  if (!stream.is_cpu()) {
+    // How many experts got tokens is not known here.
+    const OpScope op(stream, "grouped_linear", w.format->name, [&] {
+      const double touched = static_cast<double>(std::min(tokens, experts));
+      return linear_work(w, x, tokens, touched * static_cast<double>(w.matrix_bytes()));
+    });
+    return cuda::grouped_linear(stream, w, x, groups, y);
+  }
+  const std::span<const int32_t> offsets = groups.on_host();
+  BRAID_CHECK(offsets.front() == 0 && offsets.back() == tokens &&
+                  std::is_sorted(offsets.begin(), offsets.end()),
+              "offsets of {} experts", experts);
   const int64_t expert_bytes = w.matrix_bytes();
   const OpScope op(stream, "grouped_linear", w.format->name, [&] {
     int64_t touched = 0;

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "quant/weight.h"
+#include "tensor/index_list.h"
 #include "tensor/stream.h"
 #include "tensor/tensor_view.h"
 #include "tensor/workspace.h"
@@ -44,7 +44,7 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
 // One product per expert on its own rows: rows [offsets[e], offsets[e+1]) of x meet expert e's
 // matrix. w: [experts, rows, cols]; x: [tokens, cols] sorted by expert; offsets: experts + 1
 // values, from 0 to tokens; y: [tokens, rows]. Experts without tokens are not read.
-void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x,
-                    std::span<const int32_t> offsets, const TensorView& y);
+void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& offsets,
+                    const TensorView& y);
 
 }  // namespace braid

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "ops/cpu/split.h"
+#include "ops/cuda/cuda_ops.h"
 #include "ops/moe/moe_kernels.h"
 #include "tensor/profiler.h"
 
@@ -64,6 +65,9 @@ void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& e
     const double elements = static_cast<double>(logits.num_elements());
     return OpWork{.activation_bytes = 4 * elements, .operations = elements};
   });
+  if (!stream.is_cpu()) {
+    return cuda::top_k_experts(stream, logits, expert_scale, experts, weights, softmax);
+  }
   const float* scale = expert_scale.empty() ? nullptr : expert_scale.data<float>();
   split_rows(stream, logits.dim(0), num_experts + 16 * k, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
@@ -89,32 +93,39 @@ ExpertGroups group_by_expert(Stream& stream, Workspace& workspace, const TensorV
     return OpWork{.activation_bytes = 3 * 4.0 * static_cast<double>(num_pairs)};
   });
   ExpertGroups groups;
-  groups.offsets = workspace.take(DType::kI32, {num_experts + 1}).span<int32_t>();
-  groups.tokens = workspace.take(DType::kI32, {num_pairs}).span<int32_t>();
-  groups.places = workspace.take(DType::kI32, {num_pairs}).span<int32_t>();
+  groups.offsets = workspace.take(DType::kI32, {num_experts + 1});
+  groups.tokens = workspace.take(DType::kI32, {num_pairs});
+  groups.places = workspace.take(DType::kI32, {num_pairs});
+  if (!stream.is_cpu()) {
+    cuda::group_by_expert(stream, experts, groups);
+    return groups;
+  }
+  const std::span<int32_t> offsets = groups.offsets.span<int32_t>();
+  const std::span<int32_t> tokens = groups.tokens.span<int32_t>();
+  const std::span<int32_t> places = groups.places.span<int32_t>();
 
   // offsets[e + 1] counts the pairs of e, then becomes where they start, then where they end.
-  std::fill(groups.offsets.begin(), groups.offsets.end(), 0);
+  std::fill(offsets.begin(), offsets.end(), 0);
   for (int64_t token = 0; token < num_tokens; ++token) {
     const int32_t* chosen = experts.row<int32_t>(token);
     for (int64_t i = 0; i < k; ++i) {
       BRAID_CHECK(chosen[i] >= 0 && chosen[i] < num_experts, "expert {} of {}", chosen[i],
                   num_experts);
-      ++groups.offsets[chosen[i] + 1];
+      ++offsets[chosen[i] + 1];
     }
   }
   int32_t start = 0;
   for (int64_t expert = 0; expert < num_experts; ++expert) {
-    const int32_t count = groups.offsets[expert + 1];
-    groups.offsets[expert + 1] = start;
+    const int32_t count = offsets[expert + 1];
+    offsets[expert + 1] = start;
     start += count;
   }
   for (int64_t token = 0; token < num_tokens; ++token) {
     const int32_t* chosen = experts.row<int32_t>(token);
     for (int64_t i = 0; i < k; ++i) {
-      const int32_t place = groups.offsets[chosen[i] + 1]++;
-      groups.tokens[place] = static_cast<int32_t>(token);
-      groups.places[token * k + i] = place;
+      const int32_t place = offsets[chosen[i] + 1]++;
+      tokens[place] = static_cast<int32_t>(token);
+      places[token * k + i] = place;
     }
   }
   return groups;
@@ -128,7 +139,7 @@ void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& gr
   const int64_t num_pairs = experts.dim(0) * k;
   BRAID_CHECK(y.rank() == 2 && out.rank() == 2 && y.dim(0) == num_pairs &&
                   out.dim(0) == experts.dim(0) && y.dim(1) == out.dim(1) &&
-                  static_cast<int64_t>(groups.places.size()) == num_pairs,
+                  groups.places.num_elements() == num_pairs,
               "y {}, out {}, experts {}", to_string(y.shape()), to_string(out.shape()),
               to_string(experts.shape()));
   const int64_t width = out.dim(1);
@@ -136,10 +147,12 @@ void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& gr
     return OpWork{.activation_bytes = 4.0 * static_cast<double>((num_pairs + out.dim(0)) * width),
                   .operations = 2.0 * static_cast<double>(num_pairs * width)};
   });
+  if (out.empty()) return;
+  if (!stream.is_cpu()) return cuda::combine_experts(stream, y, groups, experts, weights, out);
   const MoeKernels& kernels = BRAID_KERNELS(kMoeKernels);
   split_rows(stream, out.dim(0), width * k, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
-      const int32_t* places = groups.places.data() + token * k;
+      const int32_t* places = groups.places.data<int32_t>() + token * k;
       const float* factors = weights.row<float>(token);
       // Places ascend with the expert.
       int32_t last = -1;

@@ -23,11 +23,11 @@ void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& e
                    const TensorView& experts, const TensorView& weights,
                    RouterSoftmax softmax = RouterSoftmax::kChosen);
 
-// (token, choice) pairs sorted by expert, then by token. All arrays live in the workspace.
+// (token, choice) pairs sorted by expert, then by token. All int32, in the workspace.
 struct ExpertGroups {
-  std::span<int32_t> offsets;  // [experts + 1]: pairs of expert e are [offsets[e], offsets[e+1])
-  std::span<int32_t> tokens;   // [tokens · k]: the token of each sorted pair
-  std::span<int32_t> places;   // [tokens · k]: where pair (token, choice) went
+  TensorView offsets;  // [experts + 1]: pairs of expert e are [offsets[e], offsets[e+1])
+  TensorView tokens;   // [tokens · k]: the token of each sorted pair
+  TensorView places;   // [tokens · k]: where pair (token, choice) went
 };
 ExpertGroups group_by_expert(Stream& stream, Workspace& workspace, const TensorView& experts,
                              int64_t num_experts);

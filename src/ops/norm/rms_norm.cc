@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "ops/cpu/split.h"
+#include "ops/cuda/cuda_ops.h"
 #include "ops/norm/rms_norm_kernels.h"
 #include "tensor/profiler.h"
 
@@ -9,6 +10,7 @@ namespace braid {
 namespace {
 
 using RowKernel = void (*)(const float*, const float*, float, int64_t, float*);
+using DeviceOp = void (*)(Stream&, const TensorView&, const TensorView&, float, const TensorView&);
 
 // Squares and their sum, then two factors and what else is asked; `moved` floats an element.
 OpWork norm_work(const TensorView& x, int moved, int operations) {
@@ -16,8 +18,8 @@ OpWork norm_work(const TensorView& x, int moved, int operations) {
   return {.activation_bytes = 4 * moved * elements, .operations = operations * elements};
 }
 
-void run_rows(Stream& stream, RowKernel kernel, const TensorView& x, const TensorView& weight,
-              float epsilon, const TensorView& y) {
+void run_rows(Stream& stream, RowKernel kernel, DeviceOp device_op, const TensorView& x,
+              const TensorView& weight, float epsilon, const TensorView& y) {
   BRAID_CHECK(x.rank() == 2 || x.rank() == 3, "x {}", to_string(x.shape()));
   BRAID_CHECK(x.shape() == y.shape(), "x {}, output {}", to_string(x.shape()),
               to_string(y.shape()));
@@ -25,6 +27,7 @@ void run_rows(Stream& stream, RowKernel kernel, const TensorView& x, const Tenso
   BRAID_CHECK(weight.empty() || (weight.rank() == 1 && weight.dim(0) == width),
               "weight {} for width {}", to_string(weight.shape()), width);
   if (x.empty()) return;
+  if (!stream.is_cpu()) return device_op(stream, x, weight, epsilon, y);
   const float* gains = weight.empty() ? nullptr : weight.data<float>();
   const int64_t heads = x.rank() == 3 ? x.dim(1) : 1;
   split_rows(stream, x.dim(0), heads * width, [&](int64_t begin, int64_t end) {
@@ -43,13 +46,14 @@ void run_rows(Stream& stream, RowKernel kernel, const TensorView& x, const Tenso
 void rms_norm(Stream& stream, const TensorView& x, const TensorView& weight, float epsilon,
               const TensorView& y) {
   const OpScope op(stream, "rms_norm", [&] { return norm_work(x, 2, 4); });
-  run_rows(stream, BRAID_KERNELS(kRmsNormKernels).norm, x, weight, epsilon, y);
+  run_rows(stream, BRAID_KERNELS(kRmsNormKernels).norm, cuda::rms_norm, x, weight, epsilon, y);
 }
 
 void add_rms_norm(Stream& stream, const TensorView& x, const TensorView& weight, float epsilon,
                   const TensorView& residual) {
   const OpScope op(stream, "add_rms_norm", [&] { return norm_work(x, 3, 5); });
-  run_rows(stream, BRAID_KERNELS(kRmsNormKernels).add_norm, x, weight, epsilon, residual);
+  run_rows(stream, BRAID_KERNELS(kRmsNormKernels).add_norm, cuda::add_rms_norm, x, weight, epsilon,
+           residual);
 }
 
 void gated_rms_norm(Stream& stream, const TensorView& x, const TensorView& gate,
@@ -63,6 +67,7 @@ void gated_rms_norm(Stream& stream, const TensorView& x, const TensorView& gate,
               width);
   if (x.empty()) return;
   const OpScope op(stream, "gated_rms_norm", [&] { return norm_work(x, 3, 6); });
+  if (!stream.is_cpu()) return cuda::gated_rms_norm(stream, x, gate, weight, epsilon, y);
   const float* gains = weight.data<float>();
   const auto kernel = BRAID_KERNELS(kRmsNormKernels).gated_norm;
   split_rows(stream, x.dim(0), heads * width, [&](int64_t begin, int64_t end) {

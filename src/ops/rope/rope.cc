@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "ops/cpu/split.h"
+#include "ops/cuda/cuda_ops.h"
 #include "ops/rope/rope_kernels.h"
 #include "tensor/profiler.h"
 
@@ -15,10 +16,10 @@ constexpr int64_t kAngleCost = 16;
 
 }  // namespace
 
-void rope_tables(Stream& stream, std::span<const int32_t> positions, const TensorView& frequencies,
+void rope_tables(Stream& stream, const IndexList& positions, const TensorView& frequencies,
                  const TensorView& cos, const TensorView& sin) {
   BRAID_CHECK(frequencies.rank() == 1);
-  const int64_t tokens = static_cast<int64_t>(positions.size());
+  const int64_t tokens = positions.size();
   const int64_t pairs = frequencies.dim(0);
   const Shape expected{tokens, pairs};
   BRAID_CHECK(cos.shape() == expected && sin.shape() == expected, "cos {}, sin {}, expected {}",
@@ -28,10 +29,12 @@ void rope_tables(Stream& stream, std::span<const int32_t> positions, const Tenso
     return OpWork{.activation_bytes = 2.0 * 4 * tokens * pairs,
                   .operations = static_cast<double>(kAngleCost * tokens * pairs)};
   });
+  if (!stream.is_cpu()) return cuda::rope_tables(stream, positions, frequencies, cos, sin);
+  const std::span<const int32_t> at = positions.on_host();
   const float* frequency = frequencies.data<float>();
   split_rows(stream, tokens, pairs * kAngleCost, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
-      const float position = static_cast<float>(positions[token]);
+      const float position = static_cast<float>(at[token]);
       float* c = cos.row<float>(token);
       float* s = sin.row<float>(token);
       for (int64_t i = 0; i < pairs; ++i) {
@@ -59,6 +62,7 @@ void rope(Stream& stream, const TensorView& x, const TensorView& cos, const Tens
     const double turned = static_cast<double>(x.dim(0) * heads * pairs);
     return OpWork{.activation_bytes = 2 * 8 * turned, .operations = 6 * turned};
   });
+  if (!stream.is_cpu()) return cuda::rope(stream, x, cos, sin, pair_distance);
   const RopeKernels& kernels = BRAID_KERNELS(kRopeKernels);
   split_rows(stream, x.dim(0), heads * pairs * 2, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <cstdint>
-#include <span>
-
+#include "tensor/index_list.h"
 #include "tensor/stream.h"
 #include "tensor/tensor_view.h"
 
@@ -11,7 +9,7 @@ namespace braid {
 // Tables of the rotary embedding for the tokens of a step, shared by all layers of a kind:
 // cos[t, i] = cos(a), sin[t, i] = sin(a), a = float32(positions[t]) · frequencies[i] in float32, as
 // the reference computes it. frequencies: [pairs] float32; cos, sin: [tokens, pairs] float32.
-void rope_tables(Stream& stream, std::span<const int32_t> positions, const TensorView& frequencies,
+void rope_tables(Stream& stream, const IndexList& positions, const TensorView& frequencies,
                  const TensorView& cos, const TensorView& sin);
 
 // Rotates pairs (i, i + pair_distance), i < pairs, of every head in place; other elements stay:

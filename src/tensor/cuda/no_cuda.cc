@@ -1,5 +1,6 @@
 #include "base/error.h"
 #include "tensor/cuda/device_memory.h"
+#include "tensor/cuda/stream_state.h"
 
 namespace braid::cuda {
 namespace {
@@ -13,8 +14,20 @@ namespace {
 
 int num_devices() { return 0; }
 std::byte* allocate(size_t, int device) { refuse(device); }
-void release(std::byte*, int) noexcept {}
+std::unique_ptr<GrowingMemory> reserve(size_t, int device) { refuse(device); }
+size_t allocated_bytes() { return 0; }
+ManagedMemoryScope::ManagedMemoryScope() { refuse(0); }
+ManagedMemoryScope::~ManagedMemoryScope() = default;
+void release(std::byte*, size_t, int) noexcept {}
 void copy_to_device(std::byte*, const void*, size_t, int device) { refuse(device); }
 void copy_to_host(void*, const std::byte*, size_t, int device) { refuse(device); }
+void copy_on_device(std::byte*, const std::byte*, size_t, int device) { refuse(device); }
+
+StreamState* create_stream_state(int device) { refuse(device); }
+void destroy_stream_state(StreamState*) noexcept {}
+void synchronize(StreamState&) { refuse(0); }
+const int32_t* on_device(StreamState&, const IndexList&) { refuse(0); }
+void copy_to_host_async(StreamState&, void*, const void*, size_t) { refuse(0); }
+void copy_to_device_async(StreamState&, void*, const void*, size_t) { refuse(0); }
 
 }  // namespace braid::cuda

@@ -110,24 +110,27 @@ TEST_P(MoeTest, GroupsAreSortedByExpertThenToken) {
     const Tensor experts = random_experts(c.tokens, c.k, c.num_experts);
     const ExpertGroups groups = group_by_expert(stream, workspace, experts, c.num_experts);
     const int64_t pairs = c.tokens * c.k;
-    ASSERT_EQ(groups.offsets.size(), static_cast<size_t>(c.num_experts + 1));
-    ASSERT_EQ(groups.tokens.size(), static_cast<size_t>(pairs));
-    EXPECT_EQ(groups.offsets.front(), 0);
-    EXPECT_EQ(groups.offsets.back(), pairs);
+    const std::span<int32_t> offsets = groups.offsets.span<int32_t>();
+    const std::span<int32_t> tokens = groups.tokens.span<int32_t>();
+    const std::span<int32_t> places = groups.places.span<int32_t>();
+    ASSERT_EQ(offsets.size(), static_cast<size_t>(c.num_experts + 1));
+    ASSERT_EQ(tokens.size(), static_cast<size_t>(pairs));
+    EXPECT_EQ(offsets.front(), 0);
+    EXPECT_EQ(offsets.back(), pairs);
     for (int64_t e = 0; e < c.num_experts; ++e) {
-      ASSERT_LE(groups.offsets[e], groups.offsets[e + 1]);
-      for (int32_t i = groups.offsets[e] + 1; i < groups.offsets[e + 1]; ++i) {
-        ASSERT_LT(groups.tokens[i - 1], groups.tokens[i]);
+      ASSERT_LE(offsets[e], offsets[e + 1]);
+      for (int32_t i = offsets[e] + 1; i < offsets[e + 1]; ++i) {
+        ASSERT_LT(tokens[i - 1], tokens[i]);
       }
     }
     std::vector<bool> taken(pairs);
     for (int64_t t = 0; t < c.tokens; ++t) {
       for (int64_t i = 0; i < c.k; ++i) {
         const int32_t expert = experts.view().row<int32_t>(t)[i];
-        const int32_t place = groups.places[t * c.k + i];
-        ASSERT_GE(place, groups.offsets[expert]);
-        ASSERT_LT(place, groups.offsets[expert + 1]);
-        ASSERT_EQ(groups.tokens[place], t);
+        const int32_t place = places[t * c.k + i];
+        ASSERT_GE(place, offsets[expert]);
+        ASSERT_LT(place, offsets[expert + 1]);
+        ASSERT_EQ(tokens[place], t);
         ASSERT_FALSE(taken[place]);
         taken[place] = true;
       }
@@ -157,7 +160,7 @@ TEST_P(MoeTest, CombinesByAscendingExpert) {
         for (int64_t i = 0; i < width; ++i) {
           float sum = 0;
           for (const int64_t choice : choices) {
-            sum += weights.row(t)[choice] * y.row(groups.places[t * kChoices + choice])[i];
+            sum += weights.row(t)[choice] * y.row(groups.places.data<int32_t>()[t * kChoices + choice])[i];
           }
           ASSERT_EQ(out.row(t)[i], sum) << "token " << t << ", element " << i;
         }

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <span>
+
+#include "ops/attention/attention.h"
+#include "ops/conv/causal_conv.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/embedding/embedding.h"
+#include "ops/gated_delta/gated_delta.h"
+#include "ops/linear/linear.h"
+#include "ops/moe/moe.h"
+#include "ops/norm/rms_norm.h"
+#include "ops/rope/rope.h"
+
+// The CUDA side of every op, under the contract of the op of that name, which has checked its
+// arguments and found that there is something to do. All views are in the stream's device memory;
+// lists of rows may be on the host. In a build without CUDA all of these throw Error.
+namespace braid::cuda {
+
+// rms_norm, add_rms_norm (y: the residual) and gated_rms_norm. x: rank 2 or 3.
+void rms_norm(Stream& stream, const TensorView& x, const TensorView& weight, float epsilon,
+              const TensorView& y);
+void add_rms_norm(Stream& stream, const TensorView& x, const TensorView& weight, float epsilon,
+                  const TensorView& residual);
+void gated_rms_norm(Stream& stream, const TensorView& x, const TensorView& gate,
+                    const TensorView& weight, float epsilon, const TensorView& y);
+
+void gelu_tanh_mul(Stream& stream, const TensorView& gate, const TensorView& up,
+                   const TensorView& y);
+void silu_mul(Stream& stream, const TensorView& gate, const TensorView& up, const TensorView& y);
+void sigmoid_mul(Stream& stream, const TensorView& x, const TensorView& gate);
+void add_sigmoid_scaled(Stream& stream, const TensorView& x, const TensorView& y,
+                        const TensorView& gate);
+void add(Stream& stream, const TensorView& x, const TensorView& y);
+void scale(Stream& stream, const TensorView& x, float factor);
+void softcap(Stream& stream, const TensorView& x, float cap);
+void gather_rows(Stream& stream, const TensorView& x, const IndexList& rows, const TensorView& y);
+
+void embedding(Stream& stream, const Weight& table, const IndexList& ids, float scale,
+               const TensorView& y);
+void rope_tables(Stream& stream, const IndexList& positions, const TensorView& frequencies,
+                 const TensorView& cos, const TensorView& sin);
+void rope(Stream& stream, const TensorView& x, const TensorView& cos, const TensorView& sin,
+          int64_t pair_distance);
+
+void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& expert_scale,
+                   const TensorView& experts, const TensorView& weights, RouterSoftmax softmax);
+// Fills groups, whose views are taken.
+void group_by_expert(Stream& stream, const TensorView& experts, const ExpertGroups& groups);
+void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& groups,
+                     const TensorView& experts, const TensorView& weights, const TensorView& out);
+
+void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
+              std::span<const SequenceRows> sequences, const PagedKv& cache);
+void attention(Stream& stream, Workspace& workspace, const TensorView& q, const PagedKv& cache,
+               std::span<const SequenceRows> sequences, const AttentionOptions& options,
+               const TensorView& out);
+
+void causal_conv_silu(Stream& stream, const TensorView& x, const TensorView& weight,
+                      const RecurrentLayer& layer, std::span<const RecurrentRows> sequences,
+                      const TensorView& y);
+void gated_delta(Stream& stream, Workspace& workspace, const GatedDeltaInputs& inputs,
+                 const RecurrentLayer& layer, std::span<const RecurrentRows> sequences,
+                 const GatedDeltaOptions& options, const TensorView& out);
+
+LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
+                                 ActivationPrecision precision);
+void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y);
+void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& offsets,
+                    const TensorView& y);
+
+}  // namespace braid::cuda

@@ -1,0 +1,72 @@
+#include "base/error.h"
+#include "ops/cuda/cuda_ops.h"
+
+namespace braid::cuda {
+namespace {
+
+// A stream of a CUDA device cannot be made in this build, so nothing comes here.
+[[noreturn]] void refuse() {
+  throw Error("this build has no CUDA backend; configure with the preset 'cuda'");
+}
+
+}  // namespace
+
+void rms_norm(Stream&, const TensorView&, const TensorView&, float, const TensorView&) { refuse(); }
+void add_rms_norm(Stream&, const TensorView&, const TensorView&, float, const TensorView&) {
+  refuse();
+}
+void gated_rms_norm(Stream&, const TensorView&, const TensorView&, const TensorView&, float,
+                    const TensorView&) {
+  refuse();
+}
+void gelu_tanh_mul(Stream&, const TensorView&, const TensorView&, const TensorView&) { refuse(); }
+void silu_mul(Stream&, const TensorView&, const TensorView&, const TensorView&) { refuse(); }
+void sigmoid_mul(Stream&, const TensorView&, const TensorView&) { refuse(); }
+void add_sigmoid_scaled(Stream&, const TensorView&, const TensorView&, const TensorView&) {
+  refuse();
+}
+void add(Stream&, const TensorView&, const TensorView&) { refuse(); }
+void scale(Stream&, const TensorView&, float) { refuse(); }
+void softcap(Stream&, const TensorView&, float) { refuse(); }
+void gather_rows(Stream&, const TensorView&, const IndexList&, const TensorView&) { refuse(); }
+void embedding(Stream&, const Weight&, const IndexList&, float, const TensorView&) { refuse(); }
+void rope_tables(Stream&, const IndexList&, const TensorView&, const TensorView&,
+                 const TensorView&) {
+  refuse();
+}
+void rope(Stream&, const TensorView&, const TensorView&, const TensorView&, int64_t) { refuse(); }
+void top_k_experts(Stream&, const TensorView&, const TensorView&, const TensorView&,
+                   const TensorView&, RouterSoftmax) {
+  refuse();
+}
+void group_by_expert(Stream&, const TensorView&, const ExpertGroups&) { refuse(); }
+void combine_experts(Stream&, const TensorView&, const ExpertGroups&, const TensorView&,
+                     const TensorView&, const TensorView&) {
+  refuse();
+}
+void write_kv(Stream&, const TensorView&, const TensorView&, std::span<const SequenceRows>,
+              const PagedKv&) {
+  refuse();
+}
+void attention(Stream&, Workspace&, const TensorView&, const PagedKv&,
+               std::span<const SequenceRows>, const AttentionOptions&, const TensorView&) {
+  refuse();
+}
+void causal_conv_silu(Stream&, const TensorView&, const TensorView&, const RecurrentLayer&,
+                      std::span<const RecurrentRows>, const TensorView&) {
+  refuse();
+}
+void gated_delta(Stream&, Workspace&, const GatedDeltaInputs&, const RecurrentLayer&,
+                 std::span<const RecurrentRows>, const GatedDeltaOptions&, const TensorView&) {
+  refuse();
+}
+LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, ActivationPrecision) {
+  refuse();
+}
+void linear(Stream&, const Weight&, const LinearInput&, const TensorView&) { refuse(); }
+void grouped_linear(Stream&, const Weight&, const LinearInput&, const IndexList&,
+                    const TensorView&) {
+  refuse();
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,152 @@
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include <cstring>
+#include <unordered_map>
+
+#include "tensor/cuda/cuda_check.h"
+#include "tensor/cuda/device_memory.h"
+#include "tensor/cuda/stream_state.h"
+
+namespace braid::cuda {
+namespace {
+
+constexpr size_t kTableBytes = size_t{16} << 20;
+constexpr size_t kTableAlignment = 256;
+constexpr size_t kLibraryBytes = size_t{32} << 20;
+
+class DeviceStream : public StreamState {
+ public:
+  explicit DeviceStream(int device) : device_(device) {
+    if (device < 0 || device >= num_devices()) no_such_device(device, num_devices());
+    BRAID_CUDA_CHECK(cudaSetDevice(device));
+    BRAID_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    BRAID_CUDA_CHECK(
+        cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device));
+    int major = 0;
+    BRAID_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    overlaps_ = major >= 9;
+    BRAID_CUDA_CHECK(cudaMallocHost(&staging_, kTableBytes));
+    BRAID_CUDA_CHECK(cudaMalloc(&tables_, kTableBytes));
+  }
+
+  ~DeviceStream() override {
+    cudaSetDevice(device_);
+    cudaStreamSynchronize(stream_);
+    if (library_ != nullptr) cublasLtDestroy(library_);
+    if (library_memory_ != nullptr) cudaFree(library_memory_);
+    cudaFree(tables_);
+    cudaFreeHost(staging_);
+    cudaStreamDestroy(stream_);
+  }
+
+  CUstream_st* handle() const override { return stream_; }
+  int device() const override { return device_; }
+  int num_multiprocessors() const override { return num_multiprocessors_; }
+
+  bool overlaps_kernels() const override { return overlaps_; }
+
+  void set_synchronous(bool synchronous) override { synchronous_ = synchronous; }
+  void finish_op(const char* op) override {
+    cudaError_t status = cudaGetLastError();
+    if (status == cudaSuccess && synchronous_) status = cudaStreamSynchronize(stream_);
+    if (status != cudaSuccess) call_failed("cuda", 0, op, cudaGetErrorString(status));
+  }
+
+  void begin_step() override {
+    BRAID_CUDA_CHECK(cudaSetDevice(device_));
+    recycle();
+    in_step_ = true;
+  }
+  void end_step() override {
+    in_step_ = false;
+    known_.clear();
+  }
+
+  const void* table(const void* key, size_t bytes,
+                    const std::function<void(std::byte*)>& make) override {
+    if (in_step_) {
+      const auto found = known_.find(key);
+      if (found != known_.end() && found->second.bytes == bytes) return found->second.address;
+    }
+    const size_t padded = (bytes + kTableAlignment - 1) / kTableAlignment * kTableAlignment;
+    if (padded > kTableBytes - used_) {
+      if (in_step_ || padded > kTableBytes) {
+        call_failed("cuda", 0, "table", "a step's tables do not fit; use a smaller --batch-tokens");
+      }
+      recycle();
+    }
+    std::byte* const host = staging_ + used_;
+    std::byte* const target = tables_ + used_;
+    used_ += padded;
+    make(host);
+    BRAID_CUDA_CHECK(cudaMemcpyAsync(target, host, bytes, cudaMemcpyHostToDevice, stream_));
+    if (in_step_) known_[key] = {target, bytes};
+    return target;
+  }
+
+  std::span<std::byte> library_workspace() override {
+    if (library_memory_ == nullptr) BRAID_CUDA_CHECK(cudaMalloc(&library_memory_, kLibraryBytes));
+    return {library_memory_, kLibraryBytes};
+  }
+  void* matrix_library() override {
+    if (library_ == nullptr) {
+      BRAID_CUDA_CHECK(cudaSetDevice(device_));
+      if (cublasLtCreate(&library_) != CUBLAS_STATUS_SUCCESS) {
+        call_failed(__FILE__, __LINE__, "cublasLtCreate", "failed");
+      }
+    }
+    return library_;
+  }
+
+ private:
+  struct Table {
+    const void* address;
+    size_t bytes;
+  };
+
+  // Copies from the staging memory may still be under way.
+  void recycle() {
+    BRAID_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    used_ = 0;
+    known_.clear();
+  }
+
+  int device_;
+  int num_multiprocessors_ = 0;
+  cudaStream_t stream_ = nullptr;
+  bool overlaps_ = false;
+  bool synchronous_ = false;
+  bool in_step_ = false;
+  std::byte* staging_ = nullptr;
+  std::byte* tables_ = nullptr;
+  size_t used_ = 0;
+  std::unordered_map<const void*, Table> known_;
+  cublasLtHandle_t library_ = nullptr;
+  std::byte* library_memory_ = nullptr;
+};
+
+}  // namespace
+
+StreamState* create_stream_state(int device) { return new DeviceStream(device); }
+
+void destroy_stream_state(StreamState* state) noexcept { delete state; }
+
+void synchronize(StreamState& state) { BRAID_CUDA_CHECK(cudaStreamSynchronize(state.handle())); }
+
+const int32_t* on_device(StreamState& state, const IndexList& list) {
+  if (!list.device().is_cpu() || list.size() == 0) return list.data();
+  const size_t bytes = static_cast<size_t>(list.size()) * sizeof(int32_t);
+  return static_cast<const int32_t*>(state.table(
+      list.data(), bytes, [&](std::byte* out) { std::memcpy(out, list.data(), bytes); }));
+}
+
+void copy_to_host_async(StreamState& state, void* target, const void* source, size_t bytes) {
+  BRAID_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, state.handle()));
+}
+
+void copy_to_device_async(StreamState& state, void* target, const void* source, size_t bytes) {
+  BRAID_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyHostToDevice, state.handle()));
+}
+
+}  // namespace braid::cuda

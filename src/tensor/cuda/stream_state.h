@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "tensor/index_list.h"
+
+// As in the CUDA headers, which only .cu files include.
+struct CUstream_st;
+
+namespace braid::cuda {
+
+// A CUDA stream with what ops need beside it. All functions throw Error with CUDA's message on
+// failure; a build without CUDA has them too, and they all throw.
+class StreamState {
+ public:
+  virtual ~StreamState() = default;
+
+  virtual CUstream_st* handle() const = 0;
+  virtual int device() const = 0;
+  virtual int num_multiprocessors() const = 0;
+
+  // Kernels may be launched before the ones in front have finished (programmatic dependent launch,
+  // from Hopper on); each waits by itself for what it reads.
+  virtual bool overlaps_kernels() const = 0;
+
+  // Wait for every op, so that an error is reported by the one that failed; for tests.
+  virtual void set_synchronous(bool synchronous) = 0;
+  // Every op calls it when its kernels are queued: checks the launches (and, if synchronous, the
+  // kernels).
+  virtual void finish_op(const char* op) = 0;
+
+  // Tables of a step. Between begin_step() and end_step(), what was uploaded under a key is found
+  // again, so the layers that share a table cause one copy. `bytes` of host memory are copied
+  // before the call returns, so they may change afterwards; the device copy lives until the next
+  // begin_step().
+  virtual void begin_step() = 0;
+  virtual void end_step() = 0;
+  // key: an address that stays the same object during the step; `make` fills the table, if need be.
+  virtual const void* table(const void* key, size_t bytes,
+                            const std::function<void(std::byte*)>& make) = 0;
+
+  // Memory for matrix libraries, for use by one op at a time.
+  virtual std::span<std::byte> library_workspace() = 0;
+  // cublasLtHandle_t
+  virtual void* matrix_library() = 0;
+};
+
+StreamState* create_stream_state(int device);
+void destroy_stream_state(StreamState* state) noexcept;
+void synchronize(StreamState& state);
+
+// A copy of the list in the stream's device memory; the list itself if it is there.
+const int32_t* on_device(StreamState& state, const IndexList& list);
+
+// Queued copies between the host and the stream's device; the host's memory must stay until the
+// stream is synchronised.
+void copy_to_host_async(StreamState& state, void* target, const void* source, size_t bytes);
+void copy_to_device_async(StreamState& state, void* target, const void* source, size_t bytes);
+
+}  // namespace braid::cuda

@@ -1,0 +1,21 @@
+#include "tensor/stream.h"
+
+#include "tensor/cuda/stream_state.h"
+
+namespace braid {
+
+Stream::Stream(ThreadPool& pool, Device device) : device_(device), pool_(&pool) {
+  if (!device.is_cpu()) cuda_.reset(cuda::create_stream_state(device.index));
+}
+
+Stream::~Stream() = default;
+
+void Stream::synchronize() const {
+  if (cuda_) cuda::synchronize(*cuda_);
+}
+
+void Stream::DeleteState::operator()(cuda::StreamState* state) const {
+  cuda::destroy_stream_state(state);
+}
+
+}  // namespace braid
