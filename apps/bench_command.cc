@@ -113,6 +113,7 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
   rows.threads = options.output.threads;
   rows.repetitions = options.output.repetitions;
   rows.pin_threads = options.device.pin_threads;
+  rows.device = loaded.device();
   rows.precision = options.device.precision();
   rows.kv_dtype = options.device.kv();
   rows.seed = options.device.dummy_seed;

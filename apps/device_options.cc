@@ -2,6 +2,7 @@
 
 #include "base/cpu_features.h"
 #include "base/error.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
 
@@ -46,11 +47,26 @@ void DeviceOptions::add_to(CLI::App& command) {
   command.add_option("--dummy-seed", dummy_seed, "Seed of dummy weights")->capture_default_str();
 }
 
+// Before anything is loaded.
+void DeviceOptions::check_cuda() const {
+  if (!cuda::built_in()) {
+    throw Error(
+        "--device cuda: this build has no CUDA backend; build the preset 'cuda' or use --device "
+        "cpu");
+  }
+  if (cuda::num_devices() == 0) {
+    throw Error("--device cuda: there is no CUDA device here (or no driver); use --device cpu");
+  }
+  if (compute == "int8") {
+    throw UsageError(
+        "--compute int8 is for the CPU; on a CUDA device inputs are rounded to bf16 (auto) or not "
+        "at all (f32)");
+  }
+}
+
 void DeviceOptions::apply() const {
   if (model.empty()) throw UsageError("MODEL is required (a folder, a .gguf file, or demo:NAME)");
-  if (device == "cuda") {
-    throw Error("--device cuda: this version computes on the CPU only; use --device cpu");
-  }
+  if (device == "cuda") check_cuda();
   if (!isa.empty()) force_isa(parse_isa(isa));
 }
 
@@ -60,12 +76,13 @@ LoadedModel DeviceOptions::load(bool with_tokenizer) const {
   options.dummy_weights = load_format == "dummy";
   options.dummy_format = dummy_format;
   options.dummy_seed = dummy_seed;
+  if (device == "cuda") options.device = {DeviceKind::kCuda, 0};
   return LoadedModel::load(model, options);
 }
 
 ActivationPrecision DeviceOptions::precision() const {
   if (compute == "f32") return ActivationPrecision::kF32;
-  if (compute == "bf16") return ActivationPrecision::kBF16;
+  if (compute == "bf16" || device == "cuda") return ActivationPrecision::kBF16;
   return ActivationPrecision::kInt8;
 }
 

@@ -32,10 +32,13 @@ struct DeviceOptions {
   void apply() const;
   LoadedModel load(bool with_tokenizer = true) const;
   ThreadPoolOptions thread_pool() const { return {.num_threads = num_threads, .pin = pin_threads}; }
-  // auto: int8 activations for block-quantised weights, float32 for others.
+  // auto: int8 activations for block-quantised weights, float32 for others; on CUDA, bf16.
   ActivationPrecision precision() const;
   // auto: float32 for --compute f32, bfloat16 otherwise.
   DType kv() const;
+
+ private:
+  void check_cuda() const;
 };
 
 }  // namespace braid

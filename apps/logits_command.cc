@@ -76,11 +76,13 @@ void run_logits(const LogitsOptions& options) {
                                : std::clamp<int64_t>(kMaxLogitsBytesPerStep / row_bytes, 16, 512);
 
   ThreadPool threads(options.device.thread_pool());
-  Stream stream(threads);
+  Stream stream(threads, loaded.device());
   stream.set_profiler(options.profile.profiler());
-  CachePool pool(model.cache_layout(), {.kv_dtype = options.device.kv(),
-                                        .max_tokens = longest,
-                                        .max_step_tokens = std::min(step_tokens, longest)});
+  CachePool pool(model.cache_layout(),
+                 {.kv_dtype = options.device.kv(),
+                  .max_tokens = longest,
+                  .max_step_tokens = std::min(step_tokens, longest)},
+                 loaded.device());
   Runner runner(model, pool, stream, {.precision = options.device.precision()});
   SafetensorsWriter writer(options.output, tensors);
   for (size_t i = 0; i < lines.size(); ++i) {

@@ -20,12 +20,12 @@ constexpr int64_t kWarmUpSteps = 4;  // of a decode row
 
 // A number of threads with all that runs on them.
 struct Lane {
-  Lane(const Model& model, int num_threads, bool pin, const CacheOptions& cache,
-       ActivationPrecision precision)
-      : threads({.num_threads = num_threads, .pin = pin}),
-        stream(threads),
-        pool(model.cache_layout(), cache),
-        runner(model, pool, stream, {.precision = precision}) {}
+  Lane(const Model& model, int num_threads, const CacheOptions& cache,
+       const ModelBenchmarkOptions& options)
+      : threads({.num_threads = num_threads, .pin = options.pin_threads}),
+        stream(threads, options.device),
+        pool(model.cache_layout(), cache, options.device),
+        runner(model, pool, stream, {.precision = options.precision}) {}
 
   ThreadPool threads;
   Stream stream;
@@ -126,8 +126,7 @@ class ModelBenchmark {
       auto known = std::find_if(lanes_.begin(), lanes_.end(),
                                 [&](const auto& lane) { return lane.first == wanted; });
       if (known == lanes_.end()) {
-        lanes_.emplace_back(wanted, std::make_unique<Lane>(model_, wanted, options_.pin_threads,
-                                                           cache, options_.precision));
+        lanes_.emplace_back(wanted, std::make_unique<Lane>(model_, wanted, cache, options_));
         known = lanes_.end() - 1;
       }
       each.lane = known->second.get();
@@ -192,6 +191,7 @@ class ModelBenchmark {
     } else {
       prefill(lane, sequences, depth, count);
     }
+    lane.stream.synchronize();
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     lane.stream.set_profiler(nullptr);
     if (warm_up) {

@@ -19,6 +19,7 @@ struct ModelBenchmarkOptions {
   std::vector<int64_t> depths = {0};          // tokens in the cache before the measured ones
   std::vector<int> threads = {0};             // 0: one per processor
   bool pin_threads = false;
+  Device device;  // where the model is
   int repetitions = 5;
   int64_t batch_tokens = 512;  // most tokens in one forward pass
   ActivationPrecision precision = ActivationPrecision::kInt8;

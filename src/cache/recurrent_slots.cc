@@ -3,12 +3,13 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
 
 RecurrentSlots::RecurrentSlots(const RecurrentGroup& group, int64_t max_logged_tokens,
                                Device device)
-    : shape_(group.shape) {
+    : shape_(group.shape), device_(device) {
   const RecurrentState& s = shape_;
   const int64_t slots = group.num_slots;
   const auto tensor = [&](const Shape& shape) {
@@ -55,7 +56,14 @@ void RecurrentSlots::for_each_row(int32_t slot, int32_t num_replayed, const Visi
 
 void RecurrentSlots::save(int32_t slot, int32_t num_replayed, std::vector<float>& values) const {
   for_each_row(slot, num_replayed, [&](const float* from, int64_t count) {
-    values.insert(values.end(), from, from + count);
+    if (device_.is_cpu()) {
+      values.insert(values.end(), from, from + count);
+      return;
+    }
+    values.resize(values.size() + static_cast<size_t>(count));
+    cuda::copy_to_host(values.data() + values.size() - count,
+                       reinterpret_cast<const std::byte*>(from), count * sizeof(float),
+                       device_.index);
   });
 }
 
@@ -63,7 +71,12 @@ void RecurrentSlots::load(int32_t slot, int32_t num_replayed, const std::vector<
                           size_t& offset) {
   for_each_row(slot, num_replayed, [&](float* to, int64_t count) {
     BRAID_CHECK(offset + count <= values.size(), "a snapshot of {} values", values.size());
-    std::copy_n(values.begin() + offset, count, to);
+    if (device_.is_cpu()) {
+      std::copy_n(values.begin() + offset, count, to);
+    } else {
+      cuda::copy_to_device(reinterpret_cast<std::byte*>(to), values.data() + offset,
+                           count * sizeof(float), device_.index);
+    }
     offset += count;
   });
 }

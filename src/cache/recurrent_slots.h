@@ -40,6 +40,7 @@ class RecurrentSlots {
   void for_each_row(int32_t slot, int32_t num_replayed, const Visit& visit) const;
 
   RecurrentState shape_;
+  Device device_;
   std::vector<Layer> layers_;
   int64_t size_bytes_ = 0;
 };

@@ -35,7 +35,8 @@ void check_tokenizers(const LoadedModel& draft, const LoadedModel& target) {
 }
 
 DrafterFactory load_model_drafter(const std::string& path, const LoadedModel& target) {
-  const auto draft = std::make_shared<const LoadedModel>(LoadedModel::load(path));
+  const auto draft =
+      std::make_shared<const LoadedModel>(LoadedModel::load(path, {.device = target.device()}));
   check_tokenizers(*draft, target);
   spdlog::info("draft model {}: {}", draft->origin(), to_string(draft->model().load_report()));
   return [draft](const DrafterSetup& setup) {
@@ -79,6 +80,13 @@ DrafterChoice parse_drafter(std::string_view text) {
 }
 
 DrafterFactory load_drafter(const DrafterChoice& choice, const LoadedModel& target) {
+  using Kind = DrafterChoice::Kind;
+  if (!target.device().is_cpu() && (choice.kind == Kind::kMtp || choice.kind == Kind::kAssistant)) {
+    throw Error(
+        "--speculate {}: computes on the CPU only so far; with --device cuda use ngram, "
+        "model:PATH or off",
+        choice.kind == Kind::kMtp ? "mtp" : "assistant");
+  }
   switch (choice.kind) {
     case DrafterChoice::Kind::kOff:
       return {};

@@ -98,8 +98,9 @@ Engine::Engine(const LoadedModel& loaded, const EngineOptions& options)
       options_(check(options)),
       max_context_(resolve_context(loaded.model(), options.max_context)),
       threads_(options.threads),
-      stream_(threads_),
-      pool_(loaded.model().cache_layout(), cache_options(loaded.model(), options, max_context_)),
+      stream_(threads_, loaded.device()),
+      pool_(loaded.model().cache_layout(), cache_options(loaded.model(), options, max_context_),
+            loaded.device()),
       runner_(loaded.model(), pool_, stream_, {.precision = options.precision}) {
   stream_.set_profiler(options.profiler);
   if (!options.speculation.drafter) return;

@@ -26,6 +26,11 @@ LoadedModel LoadedModel::load(std::string_view model, const LoadOptions& options
     files.weights().set_origin(loaded.origin_);
   }
   loaded.model_ = load_model(files);
+  loaded.device_ = options.device;
+  if (!options.device.is_cpu()) {
+    Placement placement(options.device);
+    loaded.model_->place(placement);
+  }
   loaded.generation_ = files.generation();
   if (options.with_tokenizer) loaded.load_texts();
   return loaded;

@@ -20,6 +20,8 @@ struct LoadOptions {
   bool dummy_weights = false;
   uint64_t dummy_seed = 0;
   std::string dummy_format = "bf16";
+  // Where the parameters are to be, and the model so computes.
+  Device device;
 };
 
 // A model with what belongs to it. Immutable after loading; shared by engines.
@@ -30,6 +32,7 @@ class LoadedModel {
 
   const std::string& origin() const { return origin_; }
   const Model& model() const { return *model_; }
+  Device device() const { return device_; }
   // The tokenizer; throws Error saying which file would provide it if the model came without one.
   // Its vocabulary may exceed the model's (image tokens, say).
   const Tokenizer& tokenizer() const;
@@ -53,6 +56,7 @@ class LoadedModel {
   void add_stop_id(std::optional<TokenId> id);
 
   std::string origin_;
+  Device device_;
   std::unique_ptr<ModelFiles> files_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Tokenizer> tokenizer_;

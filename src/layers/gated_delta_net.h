@@ -1,6 +1,7 @@
 #pragma once
 
 #include "layers/linear.h"
+#include "layers/placement.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "tensor/tensor.h"
 
@@ -44,6 +45,11 @@ class GatedDeltaNet {
 
   // x: [tokens, hidden]; result: [tokens, hidden].
   TensorView run(StepContext& step, int64_t layer, const TensorView& x) const;
+
+  void place(Placement& placement) {
+    Weights& w = weights_;
+    placement.place(w.qkv, w.z, w.b, w.a, w.conv, w.rate, w.dt_bias, w.norm_weight, w.output);
+  }
 
  private:
   Dimensions dimensions_;

@@ -18,6 +18,8 @@ class GatedMlp {
   // x: [tokens, hidden]; result: [tokens, hidden].
   TensorView run(StepContext& step, const TensorView& x) const;
 
+  void place(Placement& placement) { placement.place(gate_, up_, down_); }
+
  private:
   Activation activation_ = Activation::kGeluTanh;
   Linear gate_;

@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 
+#include "layers/placement.h"
 #include "layers/step_context.h"
 #include "quant/weight.h"
 
@@ -20,6 +21,8 @@ class Linear {
   // y = W·x in the step's workspace.  x: [tokens, in], result: [tokens, out].
   TensorView run(StepContext& step, const TensorView& x) const;
   TensorView run(StepContext& step, const LinearInput& x) const;
+
+  void place(Placement& placement) { placement.place(weight_); }
 
  private:
   Weight weight_;

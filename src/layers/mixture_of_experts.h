@@ -27,6 +27,11 @@ class MixtureOfExperts {
   // x: [tokens, hidden]; router_logits: [tokens, experts]; result: [tokens, hidden].
   TensorView run(StepContext& step, const TensorView& x, const TensorView& router_logits) const;
 
+  void place(Placement& placement) {
+    Weights& w = weights_;
+    placement.place(w.gate_up, w.gate, w.up, w.down, w.expert_scale);
+  }
+
  private:
   Activation activation_ = Activation::kGeluTanh;
   Weights weights_;

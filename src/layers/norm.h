@@ -1,5 +1,6 @@
 #pragma once
 
+#include "layers/placement.h"
 #include "layers/step_context.h"
 #include "tensor/tensor.h"
 
@@ -23,6 +24,8 @@ class RmsNorm {
   void run_to(StepContext& step, const TensorView& x, const TensorView& y) const;
   // residual += norm(x)
   void add_to(StepContext& step, const TensorView& x, const TensorView& residual) const;
+
+  void place(Placement& placement) { placement.place(weight_); }
 
  private:
   Tensor weight_;

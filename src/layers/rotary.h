@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "layers/placement.h"
 #include "layers/step_context.h"
 #include "tensor/tensor.h"
 
@@ -23,6 +24,8 @@ class Rotary {
   Tables tables(StepContext& step) const;
   // x: [tokens, heads, head_dim], in place.
   void apply(StepContext& step, const Tables& tables, const TensorView& x) const;
+
+  void place(Placement& placement) { placement.place(frequencies_); }
 
  private:
   Tensor frequencies_;

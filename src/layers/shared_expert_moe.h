@@ -20,6 +20,8 @@ class SharedExpertMoe {
   // x: [tokens, hidden]; result: [tokens, hidden].
   TensorView run(StepContext& step, const TensorView& x) const;
 
+  void place(Placement& placement) { placement.place(router_, experts_, shared_, shared_gate_); }
+
  private:
   Linear router_;
   MixtureOfExperts experts_;

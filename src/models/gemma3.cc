@@ -80,6 +80,15 @@ TensorView Gemma3::embed(StepContext& step) const {
   return x;
 }
 
+void Gemma3::place(Placement& placement) {
+  placement.place(embedding_, head_, final_norm_, sliding_rope_, full_rope_);
+  for (Layer& layer : layers_) {
+    placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
+                    layer.post_mlp_norm, layer.q, layer.k, layer.v, layer.output, layer.q_norm,
+                    layer.k_norm, layer.mlp);
+  }
+}
+
 TensorView Gemma3::forward(StepContext& step) const {
   const TensorView x = embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);

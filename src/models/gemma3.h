@@ -28,6 +28,7 @@ class Gemma3 : public Model {
   LayerInfo layer_info(int64_t layer) const override { return layers_[layer].info; }
   const LoadReport& load_report() const override { return load_report_; }
   TensorView embed(StepContext& step) const override;
+  void place(Placement& placement) override;
   TensorView forward(StepContext& step) const override;
 
  private:

@@ -34,6 +34,7 @@ class Gemma4 : public Model {
   LayerInfo layer_info(int64_t layer) const override;
   const LoadReport& load_report() const override { return load_report_; }
   TensorView embed(StepContext& step) const override;
+  void place(Placement& placement) override;
   TensorView forward(StepContext& step) const override;
 
  private:

@@ -148,6 +148,10 @@ int64_t Gemma4Assistant::donor_layer(int64_t layer) const {
   return config_.decoder.layers[layer].sliding ? donors_.sliding : donors_.full;
 }
 
+void Gemma4Assistant::place(Placement& placement) {
+  throw Error("the assistant drafts on the CPU only, not on {}", device_name(placement.device()));
+}
+
 TensorView Gemma4Assistant::forward(StepContext& step) const {
   const int64_t rows = step.num_tokens();
   const int64_t outer = config_.backbone_hidden_size;

@@ -59,6 +59,7 @@ class Gemma4Assistant : public Model {
 
   // The backbone's embeddings.
   TensorView embed(StepContext& step) const override { return backbone_.embed(step); }
+  void place(Placement& placement) override;
   TensorView forward(StepContext& step) const override;
 
  private:

@@ -5,6 +5,7 @@
 
 #include "cache/cache_layout.h"
 #include "checkpoint/weight_map.h"
+#include "layers/placement.h"
 #include "layers/step_context.h"
 #include "tensor/tensor_view.h"
 
@@ -48,6 +49,9 @@ class Model {
   // Prompts are best split at multiples of this many tokens: then their results do not depend on
   // how they were split. 1: anywhere.
   virtual int64_t prefill_alignment() const { return 1; }
+
+  // Moves all parameters to a device. Call before the model is used.
+  virtual void place(Placement& placement) = 0;
 
   // Runs the step's rows through all layers, writes their keys and values to the cache, and returns
   // float32 logits [step.logits_rows.size(), vocab_size], in the step's workspace.

@@ -74,6 +74,12 @@ TensorView Qwen3Next::embed(StepContext& step) const {
   return x;
 }
 
+void Qwen3Next::place(Placement& placement) {
+  placement.place(embedding_, head_, final_norm_, rotary_);
+  for (Qwen3NextLayer& layer : layers_) layer.place(placement);
+  if (mtp_) mtp_->place(placement);
+}
+
 TensorView Qwen3Next::forward(StepContext& step) const {
   const TensorView x = embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);

@@ -32,6 +32,7 @@ class Qwen3Next : public Model {
   // Chunks of the delta rule restart with each step, so that results depend on the split unless it
   // is between chunks.
   int64_t prefill_alignment() const override;
+  void place(Placement& placement) override;
   TensorView forward(StepContext& step) const override;
 
  private:

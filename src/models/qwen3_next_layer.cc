@@ -8,6 +8,17 @@
 
 namespace braid {
 
+void Qwen3NextLayer::place(Placement& placement) {
+  placement.place(input_norm_, post_attention_norm_);
+  if (delta_net_) placement.place(*delta_net_);
+  if (attention_) {
+    Attention& a = *attention_;
+    placement.place(a.q, a.gate, a.k, a.v, a.output, a.q_norm, a.k_norm);
+  }
+  if (experts_) placement.place(*experts_);
+  if (mlp_) placement.place(*mlp_);
+}
+
 void Qwen3NextLayer::run(StepContext& step, int64_t index, const Rotary& rotary,
                          const Rotary::Tables& tables, const TensorView& x) const {
   Workspace::Scope scope(step.workspace);

@@ -28,6 +28,8 @@ class Qwen3NextLayer {
   void run(StepContext& step, int64_t index, const Rotary& rotary, const Rotary::Tables& tables,
            const TensorView& x) const;
 
+  void place(Placement& placement);
+
   const LayerInfo& info() const { return info_; }
 
  private:

@@ -39,6 +39,11 @@ TensorView Qwen3NextMtp::embed(StepContext& step) const {
   return x;
 }
 
+void Qwen3NextMtp::place(Placement& placement) {
+  placement.place(embedding_, head_, embedding_norm_, hidden_norm_, final_norm_, fc_, rotary_,
+                  *layer_);
+}
+
 TensorView Qwen3NextMtp::forward(StepContext& step) const {
   const int64_t tokens = step.num_tokens();
   const int64_t hidden = hidden_size();

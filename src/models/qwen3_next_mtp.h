@@ -28,6 +28,7 @@ class Qwen3NextMtp : public Model {
   const Weight* vocabulary_head() const override { return &head_.weight(); }
   TensorView embed(StepContext& step) const override;
   // If wanted, step.hidden gets the rows after the head's norm: what the next draft starts from.
+  void place(Placement& placement) override;
   TensorView forward(StepContext& step) const override;
 
  private:

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "quant/quant_format.h"
+#include "tensor/device.h"
 #include "tensor/shape.h"
 
 namespace braid {
@@ -17,6 +18,7 @@ struct Weight {
   Shape shape;
   const std::byte* data = nullptr;
   std::shared_ptr<const void> owner;
+  Device device = {};
 
   bool empty() const { return format == nullptr; }
   int64_t rows() const { return shape.dim(-2); }

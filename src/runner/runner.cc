@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "tensor/cuda/stream_state.h"
 #include "tensor/profiler.h"
 
 namespace braid {
@@ -56,6 +57,37 @@ class ReservationGuard {
   bool began_ = false;
 };
 
+// Hands layer outputs to the step's observer, on the host.
+class HostObserver : public StepContext::Observer {
+ public:
+  HostObserver(StepContext::Observer* observer, const Stream& stream)
+      : observer_(observer), stream_(stream) {}
+  void layer_output(int64_t layer, const TensorView& x) override {
+    observer_->layer_output(layer, copy_.fetch(stream_, x));
+  }
+
+ private:
+  StepContext::Observer* observer_;
+  const Stream& stream_;
+  HostCopy copy_;
+};
+
+// The tables that ops put on a CUDA device are shared by the ops of a step.
+class StepTables {
+ public:
+  explicit StepTables(Stream& stream) : stream_(stream) {
+    if (!stream_.is_cpu()) stream_.cuda().begin_step();
+  }
+  ~StepTables() {
+    if (!stream_.is_cpu()) stream_.cuda().end_step();
+  }
+  StepTables(const StepTables&) = delete;
+  StepTables& operator=(const StepTables&) = delete;
+
+ private:
+  Stream& stream_;
+};
+
 }  // namespace
 
 Runner::Runner(const Model& model, CachePool& pool, Stream& stream, const RunnerOptions& options)
@@ -96,13 +128,17 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
                    .backbone_hidden = options.backbone_hidden,
                    .wants_hidden = options.wants_hidden,
                    .observer = options.observer};
+  HostObserver host_observer(options.observer, stream_);
+  if (options.observer != nullptr) step.observer = &host_observer;
   guard.begin();
   const StepScope step_profile(stream_);
-  const TensorView logits = model_.forward(step);
+  const StepTables tables(stream_);
+  TensorView logits = model_.forward(step);
   if (!rows_.empty()) {
     BRAID_CHECK(logits.rank() == 2 && logits.dim(0) == static_cast<int64_t>(rows_.size()) &&
                     logits.dim(1) == model_.vocab_size(),
                 "logits {} for {} rows", to_string(logits.shape()), rows_.size());
+    logits = host_logits_.fetch(stream_, logits);
     find_nonfinite_rows(logits);
     result.logits = logits;
   }

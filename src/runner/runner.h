@@ -9,6 +9,7 @@
 #include "layers/step_context.h"
 #include "models/model.h"
 #include "scheduler/step_plan.h"
+#include "tensor/host_copy.h"
 #include "tensor/stream.h"
 #include "tensor/workspace.h"
 
@@ -43,10 +44,12 @@ struct LogitsRow {
 
 struct StepResult {
   StepStatus status = StepStatus::kDone;
-  int32_t sequence = -1;            // index in the plan of the one without room
-  TensorView logits;                // float32 [rows.size(), vocab]; empty if none were wanted
+  int32_t sequence = -1;  // index in the plan of the one without room
+  // float32 [rows.size(), vocab], on the host; empty if none were wanted.
+  TensorView logits;
   std::span<const LogitsRow> rows;  // in the order of the plan
-  TensorView hidden;                // [tokens of the step, hidden size], in the order of the plan
+  // [tokens of the step, hidden size], in the order of the plan, on the stream's device.
+  TensorView hidden;
 };
 
 // Executes step plans on one rank: lays the planned tokens flat, builds the StepContext, runs the
@@ -80,6 +83,7 @@ class Runner {
   ActivationPrecision precision_;
   Workspace workspace_;
   std::optional<Workspace::Scope> step_scope_;  // holds the last step's logits
+  HostCopy host_logits_;
 
   std::vector<int32_t> token_ids_;
   std::vector<int32_t> positions_;

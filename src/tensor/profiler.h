@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string>
 #include <string_view>
@@ -95,7 +96,8 @@ class Profiler {
 // Events in Chrome's trace format (JSON; chrome://tracing, Perfetto).
 std::string chrome_trace(std::span<const Profiler::Event> events, int64_t num_dropped = 0);
 
-// The time of an op. `work` is called, and the clock read, only if the stream carries a profiler.
+// The time of an op; on a CUDA device, that of its kernels and of launching them, one op after the
+// other. `work` is called, and the clock read, only if the stream carries a profiler.
 // An op that another one calls counts as part of it.
 class OpScope {
  public:
@@ -111,19 +113,25 @@ class OpScope {
     operand_ = operand;
     work_ = work();
     ++profiler_->open_ops_;
+    stream_ = &stream;
+    stream.synchronize();
     begin_ = Profiler::Clock::now();
   }
   template <typename Work>
   OpScope(const Stream& stream, std::string_view op, const Work& work)
       : OpScope(stream, op, {}, work) {}
-  ~OpScope() {
-    if (profiler_ != nullptr) profiler_->finish_op(op_, operand_, work_, begin_);
+  ~OpScope() noexcept(false) {
+    if (profiler_ == nullptr) return;
+    // Of an op that fails the error is already on its way.
+    if (std::uncaught_exceptions() == 0) stream_->synchronize();
+    profiler_->finish_op(op_, operand_, work_, begin_);
   }
   OpScope(const OpScope&) = delete;
   OpScope& operator=(const OpScope&) = delete;
 
  private:
   Profiler* profiler_;
+  const Stream* stream_ = nullptr;
   std::string_view op_, operand_;
   OpWork work_;
   Profiler::Clock::time_point begin_;

@@ -16,6 +16,7 @@ namespace braid::testing {
 // integers, so float32 holds it exactly.
 class FakeModel : public Model {
  public:
+  void place(Placement&) override {}
   static constexpr int64_t kWindow = 5;
   static constexpr int64_t kVocab = 50;
 

@@ -9,6 +9,8 @@ namespace braid::cuda {
 // and the rest throws Error saying so. Calls are synchronous. All throw Error with CUDA's message
 // on failure.
 
+// False in a build without CUDA.
+bool built_in();
 // Devices that can be used; 0 also when there is no driver.
 int num_devices();
 

@@ -12,6 +12,7 @@ namespace {
 
 }  // namespace
 
+bool built_in() { return false; }
 int num_devices() { return 0; }
 std::byte* allocate(size_t, int device) { refuse(device); }
 std::unique_ptr<GrowingMemory> reserve(size_t, int device) { refuse(device); }
@@ -27,6 +28,8 @@ StreamState* create_stream_state(int device) { refuse(device); }
 void destroy_stream_state(StreamState*) noexcept {}
 void synchronize(StreamState&) { refuse(0); }
 const int32_t* on_device(StreamState&, const IndexList&) { refuse(0); }
+std::byte* allocate_pinned(size_t) { refuse(0); }
+void release_pinned(std::byte*) noexcept {}
 void copy_to_host_async(StreamState&, void*, const void*, size_t) { refuse(0); }
 void copy_to_device_async(StreamState&, void*, const void*, size_t) { refuse(0); }
 

@@ -1,6 +1,8 @@
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <unordered_map>
 
@@ -14,6 +16,25 @@ namespace {
 constexpr size_t kTableBytes = size_t{16} << 20;
 constexpr size_t kTableAlignment = 256;
 constexpr size_t kLibraryBytes = size_t{32} << 20;
+
+size_t ceil_to(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+class Graph : public Recording {
+ public:
+  Graph(cudaGraph_t graph, cudaStream_t stream) : graph_(graph), stream_(stream) {
+    BRAID_CUDA_CHECK(cudaGraphInstantiate(&executable_, graph_, 0));
+  }
+  ~Graph() override {
+    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
+    cudaGraphDestroy(graph_);
+  }
+  void replay() override { BRAID_CUDA_CHECK(cudaGraphLaunch(executable_, stream_)); }
+
+ private:
+  cudaGraph_t graph_;
+  cudaStream_t stream_;
+  cudaGraphExec_t executable_ = nullptr;
+};
 
 class DeviceStream : public StreamState {
  public:
@@ -49,7 +70,8 @@ class DeviceStream : public StreamState {
   void set_synchronous(bool synchronous) override { synchronous_ = synchronous; }
   void finish_op(const char* op) override {
     cudaError_t status = cudaGetLastError();
-    if (status == cudaSuccess && synchronous_) status = cudaStreamSynchronize(stream_);
+    if (status == cudaSuccess && synchronous_ && !recording_)
+      status = cudaStreamSynchronize(stream_);
     if (status != cudaSuccess) call_failed("cuda", 0, op, cudaGetErrorString(status));
   }
 
@@ -63,13 +85,27 @@ class DeviceStream : public StreamState {
     known_.clear();
   }
 
+  void start_recording() override {
+    BRAID_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    recording_ = true;
+  }
+  std::unique_ptr<Recording> stop_recording() override {
+    recording_ = false;
+    cudaGraph_t graph = nullptr;
+    BRAID_CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
+    return std::make_unique<Graph>(graph, stream_);
+  }
+  size_t table_layout() const override { return layout_; }
+
   const void* table(const void* key, size_t bytes,
                     const std::function<void(std::byte*)>& make) override {
     if (in_step_) {
       const auto found = known_.find(key);
       if (found != known_.end() && found->second.bytes == bytes) return found->second.address;
     }
-    const size_t padded = (bytes + kTableAlignment - 1) / kTableAlignment * kTableAlignment;
+    if (recording_) call_failed("cuda", 0, "table", "a table was not uploaded before recording");
+    const size_t padded = in_step_ ? std::bit_ceil(std::max(bytes, kTableAlignment))
+                                   : ceil_to(bytes, kTableAlignment);
     if (padded > kTableBytes - used_) {
       if (in_step_ || padded > kTableBytes) {
         call_failed("cuda", 0, "table", "a step's tables do not fit; use a smaller --batch-tokens");
@@ -79,6 +115,7 @@ class DeviceStream : public StreamState {
     std::byte* const host = staging_ + used_;
     std::byte* const target = tables_ + used_;
     used_ += padded;
+    layout_ = layout_ * 31 + padded;
     make(host);
     BRAID_CUDA_CHECK(cudaMemcpyAsync(target, host, bytes, cudaMemcpyHostToDevice, stream_));
     if (in_step_) known_[key] = {target, bytes};
@@ -109,6 +146,7 @@ class DeviceStream : public StreamState {
   void recycle() {
     BRAID_CUDA_CHECK(cudaStreamSynchronize(stream_));
     used_ = 0;
+    layout_ = 0;
     known_.clear();
   }
 
@@ -118,9 +156,11 @@ class DeviceStream : public StreamState {
   bool overlaps_ = false;
   bool synchronous_ = false;
   bool in_step_ = false;
+  bool recording_ = false;
   std::byte* staging_ = nullptr;
   std::byte* tables_ = nullptr;
   size_t used_ = 0;
+  size_t layout_ = 0;  // of the sizes so far
   std::unordered_map<const void*, Table> known_;
   cublasLtHandle_t library_ = nullptr;
   std::byte* library_memory_ = nullptr;
@@ -140,6 +180,14 @@ const int32_t* on_device(StreamState& state, const IndexList& list) {
   return static_cast<const int32_t*>(state.table(
       list.data(), bytes, [&](std::byte* out) { std::memcpy(out, list.data(), bytes); }));
 }
+
+std::byte* allocate_pinned(size_t size_bytes) {
+  void* data = nullptr;
+  BRAID_CUDA_CHECK(cudaMallocHost(&data, size_bytes));
+  return static_cast<std::byte*>(data);
+}
+
+void release_pinned(std::byte* data) noexcept { cudaFreeHost(data); }
 
 void copy_to_host_async(StreamState& state, void* target, const void* source, size_t bytes) {
   BRAID_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, state.handle()));

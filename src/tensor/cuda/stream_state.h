@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 
 #include "tensor/index_list.h"
@@ -11,6 +12,14 @@
 struct CUstream_st;
 
 namespace braid::cuda {
+
+// Kernels that were queued once, with all that happened on the device between them, to be queued
+// again in one go (a CUDA graph).
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual void replay() = 0;
+};
 
 // A CUDA stream with what ops need beside it. All functions throw Error with CUDA's message on
 // failure; a build without CUDA has them too, and they all throw.
@@ -38,7 +47,16 @@ class StreamState {
   // begin_step().
   virtual void begin_step() = 0;
   virtual void end_step() = 0;
+  // Records what is queued until stop_recording() instead of running it. The tables of the step
+  // must have been uploaded before. A replay finds its tables where they were if those of its step
+  // were uploaded in the same order, each with room for as many bytes (see table()).
+  virtual void start_recording() = 0;
+  virtual std::unique_ptr<Recording> stop_recording() = 0;
+  // Of tables uploaded since begin_step().
+  virtual size_t table_layout() const = 0;
   // key: an address that stays the same object during the step; `make` fills the table, if need be.
+  // In a step, each has room for its bytes rounded up to a power of two, so that most tables of
+  // other lengths leave the layout as it is.
   virtual const void* table(const void* key, size_t bytes,
                             const std::function<void(std::byte*)>& make) = 0;
 
@@ -54,6 +72,10 @@ void synchronize(StreamState& state);
 
 // A copy of the list in the stream's device memory; the list itself if it is there.
 const int32_t* on_device(StreamState& state, const IndexList& list);
+
+// Host memory that copies to and from devices need not stage.
+std::byte* allocate_pinned(size_t size_bytes);
+void release_pinned(std::byte* data) noexcept;
 
 // Queued copies between the host and the stream's device; the host's memory must stay until the
 // stream is synchronised.

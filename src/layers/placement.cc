@@ -1,0 +1,33 @@
+#include "layers/placement.h"
+
+#include "tensor/cuda/device_memory.h"
+
+namespace braid {
+
+void Placement::place(Weight& weight) {
+  if (weight.empty() || weight.device == device_) return;
+  BRAID_CHECK(weight.device.is_cpu(), "a weight on {}", device_name(weight.device));
+  const auto key = std::pair(weight.data, weight.size_bytes());
+  Placed& there = placed_[key];
+  if (there.memory == nullptr) {
+    there.memory = std::make_shared<Buffer>(static_cast<size_t>(key.second), device_);
+    there.host_payload = weight.owner;
+    cuda::copy_to_device(there.memory->data(), weight.data, there.memory->size_bytes(),
+                         device_.index);
+  }
+  weight.data = there.memory->data();
+  weight.owner = there.memory;
+  weight.device = device_;
+}
+
+void Placement::place(Tensor& tensor) {
+  const TensorView from = tensor.view();
+  if (from.empty() || from.device() == device_) return;
+  Tensor there(from.dtype(), from.shape(), device_);
+  cuda::copy_to_device(static_cast<std::byte*>(there.view().raw()), from.raw(),
+                       static_cast<size_t>(from.num_elements()) * dtype_bytes(from.dtype()),
+                       device_.index);
+  tensor = std::move(there);
+}
+
+}  // namespace braid
