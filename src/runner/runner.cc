@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "ops/cuda/cuda_ops.h"
 #include "tensor/cuda/stream_state.h"
 #include "tensor/profiler.h"
 
@@ -95,6 +96,7 @@ Runner::Runner(const Model& model, CachePool& pool, Stream& stream, const Runner
       pool_(pool),
       stream_(stream),
       precision_(options.precision),
+      use_graphs_(options.use_graphs),
       workspace_(options.workspace_bytes, stream.device()),
       group_rows_(pool.num_groups()),
       recurrent_rows_(pool.num_recurrent_groups()) {
@@ -133,8 +135,9 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
   guard.begin();
   const StepScope step_profile(stream_);
   const StepTables tables(stream_);
-  TensorView logits = model_.forward(step);
+  const Outputs outputs = forward(plan, step);
   if (!rows_.empty()) {
+    TensorView logits = outputs.logits;
     BRAID_CHECK(logits.rank() == 2 && logits.dim(0) == static_cast<int64_t>(rows_.size()) &&
                     logits.dim(1) == model_.vocab_size(),
                 "logits {} for {} rows", to_string(logits.shape()), rows_.size());
@@ -143,10 +146,10 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
     result.logits = logits;
   }
   if (options.wants_hidden) {
-    BRAID_CHECK(step.hidden.rank() == 2 && step.hidden.dim(0) == step.num_tokens(),
-                "hidden states {} for {} tokens", to_string(step.hidden.shape()),
+    BRAID_CHECK(outputs.hidden.rank() == 2 && outputs.hidden.dim(0) == step.num_tokens(),
+                "hidden states {} for {} tokens", to_string(outputs.hidden.shape()),
                 step.num_tokens());
-    result.hidden = step.hidden;
+    result.hidden = outputs.hidden;
   }
   result.rows = rows_;
   guard.keep();
@@ -155,6 +158,51 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
     if (s.commit) s.sequence->commit(s.sequence->reserved());
   }
   return result;
+}
+
+// Every layer reads these; the same uploads in the same order for every step of a shape.
+void Runner::upload_tables() {
+  for (const auto* list : {&token_ids_, &positions_, &logits_rows_}) {
+    cuda::on_device(stream_.cuda(), IndexList(*list));
+  }
+  for (const auto& rows : group_rows_) cuda::upload_sequences(stream_, rows);
+  for (const auto& rows : recurrent_rows_) cuda::upload_sequences(stream_, rows);
+}
+
+Runner::Outputs Runner::forward(const StepPlan& plan, StepContext& step) {
+  const auto run = [&] {
+    const TensorView logits = model_.forward(step);
+    return Outputs{logits, step.hidden};
+  };
+  if (stream_.is_cpu()) return run();
+  upload_tables();
+  const bool decodes = rows_.size() == plan.sequences.size() &&
+                       step.num_tokens() == static_cast<int64_t>(rows_.size());
+  if (!use_graphs_ || !decodes || step.observer != nullptr || stream_.profiler() != nullptr ||
+      !step.backbone_hidden.empty()) {
+    return run();
+  }
+  size_t num_logged = 0;
+  for (const SequenceStep& s : plan.sequences) num_logged += s.commit ? 0 : 1;
+  // Ops choose what they launch by the number of rows and by whether any of them is logged.
+  const auto [known, first_time] =
+      graphs_.try_emplace({plan.sequences.size(), stream_.cuda().table_layout(),
+                           size_t{step.wants_hidden}, num_logged});
+  // Recording needs the memory that a step in the usual way has taken.
+  if (first_time) return run();
+  Graph& graph = known->second;
+  if (graph.recording == nullptr) {
+    stream_.cuda().start_recording();
+    try {
+      graph.outputs = run();
+    } catch (...) {
+      stream_.cuda().stop_recording();
+      throw;
+    }
+    graph.recording = stream_.cuda().stop_recording();
+  }
+  graph.recording->replay();
+  return graph.outputs;
 }
 
 bool Runner::reserve_all(const StepPlan& plan, StepResult& result) {

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -9,6 +12,7 @@
 #include "layers/step_context.h"
 #include "models/model.h"
 #include "scheduler/step_plan.h"
+#include "tensor/cuda/stream_state.h"
 #include "tensor/host_copy.h"
 #include "tensor/stream.h"
 #include "tensor/workspace.h"
@@ -19,6 +23,9 @@ struct RunnerOptions {
   ActivationPrecision precision = ActivationPrecision::kF32;
   // Address space for one step's activations; memory is used up to the largest step.
   size_t workspace_bytes = size_t{16} << 30;
+  // On a CUDA device: decode steps are queued as graphs, one for each number of sequences, recorded
+  // when it comes up for the second time.
+  bool use_graphs = true;
 };
 
 struct RunOptions {
@@ -73,6 +80,13 @@ class Runner {
   const Workspace& workspace() const { return workspace_; }
 
  private:
+  // What a step leaves on the device.
+  struct Outputs {
+    TensorView logits, hidden;
+  };
+
+  Outputs forward(const StepPlan& plan, StepContext& step);
+  void upload_tables();
   bool reserve_all(const StepPlan& plan, StepResult& result);
   void lay_flat(const StepPlan& plan);
   void find_nonfinite_rows(const TensorView& logits);
@@ -81,9 +95,17 @@ class Runner {
   CachePool& pool_;
   Stream& stream_;
   ActivationPrecision precision_;
+  bool use_graphs_;
   Workspace workspace_;
   std::optional<Workspace::Scope> step_scope_;  // holds the last step's logits
   HostCopy host_logits_;
+
+  // Decode steps of one shape.
+  struct Graph {
+    std::unique_ptr<cuda::Recording> recording;  // null: the shape was seen once
+    Outputs outputs;
+  };
+  std::map<std::array<size_t, 4>, Graph> graphs_;
 
   std::vector<int32_t> token_ids_;
   std::vector<int32_t> positions_;

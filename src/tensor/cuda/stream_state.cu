@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstring>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "tensor/cuda/cuda_check.h"
 #include "tensor/cuda/device_memory.h"
@@ -19,9 +21,22 @@ constexpr size_t kLibraryBytes = size_t{32} << 20;
 
 size_t ceil_to(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
+class DeviceBytes {
+ public:
+  explicit DeviceBytes(size_t size) { BRAID_CUDA_CHECK(cudaMalloc(&data_, size)); }
+  ~DeviceBytes() { cudaFree(data_); }
+  DeviceBytes(DeviceBytes&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  DeviceBytes& operator=(DeviceBytes&&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+};
+
 class Graph : public Recording {
  public:
-  Graph(cudaGraph_t graph, cudaStream_t stream) : graph_(graph), stream_(stream) {
+  Graph(cudaGraph_t graph, cudaStream_t stream, std::vector<DeviceBytes> constants)
+      : graph_(graph), stream_(stream), constants_(std::move(constants)) {
     BRAID_CUDA_CHECK(cudaGraphInstantiate(&executable_, graph_, 0));
   }
   ~Graph() override {
@@ -34,6 +49,7 @@ class Graph : public Recording {
   cudaGraph_t graph_;
   cudaStream_t stream_;
   cudaGraphExec_t executable_ = nullptr;
+  std::vector<DeviceBytes> constants_;
 };
 
 class DeviceStream : public StreamState {
@@ -42,6 +58,7 @@ class DeviceStream : public StreamState {
     if (device < 0 || device >= num_devices()) no_such_device(device, num_devices());
     BRAID_CUDA_CHECK(cudaSetDevice(device));
     BRAID_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    BRAID_CUDA_CHECK(cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking));
     BRAID_CUDA_CHECK(
         cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device));
     int major = 0;
@@ -58,6 +75,7 @@ class DeviceStream : public StreamState {
     if (library_memory_ != nullptr) cudaFree(library_memory_);
     cudaFree(tables_);
     cudaFreeHost(staging_);
+    cudaStreamDestroy(beside_);
     cudaStreamDestroy(stream_);
   }
 
@@ -86,14 +104,14 @@ class DeviceStream : public StreamState {
   }
 
   void start_recording() override {
-    BRAID_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    BRAID_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
     recording_ = true;
   }
   std::unique_ptr<Recording> stop_recording() override {
     recording_ = false;
     cudaGraph_t graph = nullptr;
     BRAID_CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
-    return std::make_unique<Graph>(graph, stream_);
+    return std::make_unique<Graph>(graph, stream_, std::exchange(constants_, {}));
   }
   size_t table_layout() const override { return layout_; }
 
@@ -103,7 +121,7 @@ class DeviceStream : public StreamState {
       const auto found = known_.find(key);
       if (found != known_.end() && found->second.bytes == bytes) return found->second.address;
     }
-    if (recording_) call_failed("cuda", 0, "table", "a table was not uploaded before recording");
+    if (recording_) return constant_table(key, bytes, make);
     const size_t padded = in_step_ ? std::bit_ceil(std::max(bytes, kTableAlignment))
                                    : ceil_to(bytes, kTableAlignment);
     if (padded > kTableBytes - used_) {
@@ -142,6 +160,19 @@ class DeviceStream : public StreamState {
     size_t bytes;
   };
 
+  const void* constant_table(const void* key, size_t bytes,
+                             const std::function<void(std::byte*)>& make) {
+    std::vector<std::byte> host(bytes);
+    make(host.data());
+    DeviceBytes copy(bytes);
+    BRAID_CUDA_CHECK(
+        cudaMemcpyAsync(copy.data(), host.data(), bytes, cudaMemcpyHostToDevice, beside_));
+    BRAID_CUDA_CHECK(cudaStreamSynchronize(beside_));
+    known_[key] = {copy.data(), bytes};
+    constants_.push_back(std::move(copy));
+    return constants_.back().data();
+  }
+
   // Copies from the staging memory may still be under way.
   void recycle() {
     BRAID_CUDA_CHECK(cudaStreamSynchronize(stream_));
@@ -153,6 +184,7 @@ class DeviceStream : public StreamState {
   int device_;
   int num_multiprocessors_ = 0;
   cudaStream_t stream_ = nullptr;
+  cudaStream_t beside_ = nullptr;  // for copies while the stream records
   bool overlaps_ = false;
   bool synchronous_ = false;
   bool in_step_ = false;
@@ -162,6 +194,7 @@ class DeviceStream : public StreamState {
   size_t used_ = 0;
   size_t layout_ = 0;  // of the sizes so far
   std::unordered_map<const void*, Table> known_;
+  std::vector<DeviceBytes> constants_;  // of the recording under way
   cublasLtHandle_t library_ = nullptr;
   std::byte* library_memory_ = nullptr;
 };

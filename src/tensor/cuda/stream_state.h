@@ -47,9 +47,11 @@ class StreamState {
   // begin_step().
   virtual void begin_step() = 0;
   virtual void end_step() = 0;
-  // Records what is queued until stop_recording() instead of running it. The tables of the step
-  // must have been uploaded before. A replay finds its tables where they were if those of its step
-  // were uploaded in the same order, each with room for as many bytes (see table()).
+  // Records what is queued until stop_recording() instead of running it. A replay finds the tables
+  // that were uploaded before in the step where they were, if its own step has uploaded its own in
+  // the same order, each with room for as many bytes (table_layout() is then the same). Tables that
+  // are uploaded while recording keep their contents in every replay: they must depend on nothing
+  // but the sizes of the step.
   virtual void start_recording() = 0;
   virtual std::unique_ptr<Recording> stop_recording() = 0;
   // Of tables uploaded since begin_step().

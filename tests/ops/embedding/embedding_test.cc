@@ -43,8 +43,8 @@ TEST_P(EmbeddingTest, RefusesIdsOutsideTheTable) {
   // A pool with workers does not survive the fork of a death test.
   ThreadPool one({.num_threads = 1});
   Stream stream_of_one(one);
-  EXPECT_DEATH(embedding(stream_of_one, table, {&past_the_end, 1}, 1, y), "id 4 of 4");
-  EXPECT_DEATH(embedding(stream_of_one, table, {&negative, 1}, 1, y), "id -1 of 4");
+  EXPECT_DEATH(embedding(stream_of_one, table, std::span(&past_the_end, 1), 1, y), "id 4 of 4");
+  EXPECT_DEATH(embedding(stream_of_one, table, std::span(&negative, 1), 1, y), "id -1 of 4");
 }
 
 BRAID_INSTANTIATE_PER_ISA(EmbeddingTest);
