@@ -14,6 +14,7 @@
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "benchmark/cuda/device_ceilings.h"
 #include "benchmark/html_report.h"
 #include "benchmark/model_benchmark.h"
 #include "benchmark/op_benchmark.h"
@@ -130,7 +131,13 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
   result.weights = options.device.load_format == "dummy" ? "dummy " + options.device.dummy_format
                                                          : "of the file";
   result.compute = options.device.compute;
-  result.ceilings = ceilings_for(options.output);
+  if (loaded.device().is_cpu()) {
+    result.ceilings = ceilings_for(options.output);
+  } else {
+    rows.threads = {1};  // the device does the work
+    result.ceilings = {cuda::measure_device_ceilings(loaded.device().index)};
+    result.ceilings[0].threads = 1;
+  }
   {
     Bar bar;
     result.rows = run_model_benchmark(model, rows, bar.function());
