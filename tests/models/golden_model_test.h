@@ -67,18 +67,23 @@ class HiddenStates : public StepContext::Observer {
 
 class GoldenModelTest : public testing::TestWithParam<GoldenCase> {
  protected:
+  explicit GoldenModelTest(Device device = {}) : stream_(threads_, device) {}
+
   void SetUp() override {
     const std::string root = std::string(BRAID_TEST_DATA) + "/models/";
     files_ = std::make_unique<ModelFiles>(ModelFiles::open(root + GetParam().model));
     model_ = load_model(*files_);
     golden_ = std::make_unique<GoldenFile>(root + GetParam().golden);
+    if (stream_.is_cpu()) return;
+    Placement placement(stream_.device());
+    model_->place(placement);
   }
 
   CacheOptions cache_for(int64_t tokens) const {
     return {.page_tokens = 8, .max_tokens = tokens, .max_step_tokens = tokens};
   }
   RunnerOptions runner_options() const {
-    return {.precision = precision_, .workspace_bytes = 1 << 28};
+    return {.precision = precision_, .workspace_bytes = 1 << 28, .use_graphs = use_graphs_};
   }
 
   // Runs `ids` on `sequence` in pieces of `chunk` and returns the logits of every token.
@@ -101,7 +106,8 @@ class GoldenModelTest : public testing::TestWithParam<GoldenCase> {
   // Logits of every token, fed in pieces of `chunk`.
   std::vector<float> logits_of(std::span<const int32_t> ids, int64_t chunk,
                                StepContext::Observer* observer = nullptr) {
-    CachePool pool(model_->cache_layout(), cache_for(static_cast<int64_t>(ids.size())));
+    CachePool pool(model_->cache_layout(), cache_for(static_cast<int64_t>(ids.size())),
+                   stream_.device());
     Runner runner(*model_, pool, stream_, runner_options());
     SequenceState sequence(pool);
     return feed(runner, sequence, ids, chunk, observer);
@@ -128,7 +134,9 @@ class GoldenModelTest : public testing::TestWithParam<GoldenCase> {
 
   void expect_logits_at_every_length(double tolerance) {
     ASSERT_FALSE(golden_->prompts().empty());
-    for (const Isa isa : supported_isas()) {
+    const std::vector<Isa> isas =
+        stream_.is_cpu() ? supported_isas() : std::vector<Isa>{active_isa()};
+    for (const Isa isa : isas) {
       force_isa(isa);
       for (const std::string& prompt : golden_->prompts()) {
         const std::vector<int32_t> ids = golden_->ints(prompt + ".ids");
@@ -161,7 +169,7 @@ class GoldenModelTest : public testing::TestWithParam<GoldenCase> {
     const std::vector<float> alone_b = logits_of(b, 128);
     CacheOptions options = cache_for(256);
     options.max_sequences = 2;
-    CachePool pool(model_->cache_layout(), options);
+    CachePool pool(model_->cache_layout(), options, stream_.device());
     Runner runner(*model_, pool, stream_, runner_options());
     SequenceState first(pool), second(pool);
     StepPlan plan;
@@ -179,7 +187,8 @@ class GoldenModelTest : public testing::TestWithParam<GoldenCase> {
       const std::vector<int32_t> ids = golden_->ints(prompt + ".ids");
       const std::vector<int32_t> expected = golden_->ints(prompt + ".greedy");
       CachePool pool(model_->cache_layout(),
-                     cache_for(static_cast<int64_t>(ids.size() + expected.size())));
+                     cache_for(static_cast<int64_t>(ids.size() + expected.size())),
+                     stream_.device());
       Runner runner(*model_, pool, stream_, runner_options());
       SequenceState sequence(pool);
       std::vector<int32_t> pending = ids, generated;
@@ -222,8 +231,9 @@ class GoldenModelTest : public testing::TestWithParam<GoldenCase> {
   }
 
   ThreadPool threads_{{.num_threads = 2}};
-  Stream stream_{threads_};
+  Stream stream_;
   ActivationPrecision precision_ = ActivationPrecision::kF32;
+  bool use_graphs_ = true;
   std::unique_ptr<ModelFiles> files_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<GoldenFile> golden_;
