@@ -114,6 +114,20 @@ class PaddedTensor {
   int64_t gap_ = 0;
 };
 
+// A stream of its own, with so many threads on the CPU, where the running test's tensors live.
+class OtherStream {
+ public:
+  explicit OtherStream(int threads)
+      : pool_({.num_threads = threads}), stream_(pool_, op_test_device) {
+    if (!stream_.is_cpu()) stream_.cuda().set_synchronous(true);
+  }
+  operator Stream&() { return stream_; }  // NOLINT: implicit by design
+
+ private:
+  ThreadPool pool_;
+  Stream stream_;
+};
+
 // What a test runs on: the CPU with the kernels of an instruction set, or the first CUDA device.
 struct OpTarget {
   Isa isa = Isa::kPortable;

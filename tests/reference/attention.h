@@ -27,7 +27,8 @@ struct AttentionRow {
   std::vector<double> out;        // [head_dim]
   std::vector<double> magnitude;  // Σ p_j·|v_j|, the scale of rounding errors in the sum
   double score_magnitude = 0;     // largest scale·Σ|q_i·k_i|, the same for scores
-  double score_spread = 0;        // largest distance of a score from the largest score
+  double score_norm = 0;    // largest scale·√Σ(q_i·k_i)², of independent errors of factors
+  double score_spread = 0;  // largest distance of a score from the largest score
   int64_t num_keys = 0;
 };
 
@@ -42,14 +43,17 @@ inline AttentionRow attention_row(const float* q, const DenseKv& kv, int64_t pos
   for (int64_t j = begin; j <= position; ++j) {
     double score = 0;
     double magnitude = 0;
+    double squares = 0;
     for (int64_t d = 0; d < kv.head_dim; ++d) {
       const double product = double{q[d]} * kv.key(j, head)[d];
       score += product;
       magnitude += std::abs(product);
+      squares += product * product;
     }
     scores[j - begin] = score * scale;
     largest = std::max(largest, score * scale);
     row.score_magnitude = std::max(row.score_magnitude, magnitude * std::abs(scale));
+    row.score_norm = std::max(row.score_norm, std::sqrt(squares) * std::abs(scale));
   }
   double sum = 0;
   for (double& score : scores) {

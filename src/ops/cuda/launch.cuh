@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "tensor/cuda/cuda_check.h"
@@ -64,7 +65,7 @@ struct Rows {
 };
 template <typename T>
 Rows<T> rows_of(const TensorView& view) {
-  return {view.data<T>(), view.row_stride()};
+  return {view.data<std::remove_const_t<T>>(), view.row_stride()};
 }
 
 __device__ __forceinline__ float warp_sum(float x) {

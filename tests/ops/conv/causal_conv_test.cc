@@ -15,12 +15,12 @@ class CausalConvTest : public OpTest {
  protected:
   // Rows kept of `slots` sequences, all NaN.
   static Tensor kept_rows(int64_t slots, int64_t rows, int64_t channels) {
-    Tensor tensor(DType::kF32, {slots, rows, channels});
+    Tensor tensor(DType::kF32, {slots, rows, channels}, op_test_device);
     std::ranges::fill(tensor.view().span<float>(), kNan);
     return tensor;
   }
   Tensor random_weight(int64_t channels, int64_t width) {
-    Tensor weight(DType::kF32, {channels, width});
+    Tensor weight(DType::kF32, {channels, width}, op_test_device);
     for (float& w : weight.view().span<float>()) w = random.normal();
     return weight;
   }
@@ -172,7 +172,7 @@ TEST_P(CausalConvTest, BatchMatesAndThreadsDoNotMatter) {
       for (int64_t i = 0; i < start.view().row_stride(); ++i) row[i] = random.normal();
     }
     const auto copy = [&] {
-      Tensor tensor(DType::kF32, start.shape());
+      Tensor tensor(DType::kF32, start.shape(), op_test_device);
       std::ranges::copy(start.view().span<float>(), tensor.data<float>());
       return tensor;
     };
@@ -184,8 +184,7 @@ TEST_P(CausalConvTest, BatchMatesAndThreadsDoNotMatter) {
       }
     }
     for (const int threads : {1, 2, 5}) {
-      ThreadPool other_pool({.num_threads = threads});
-      Stream other(other_pool);
+      OtherStream other(threads);
       const Tensor kept = copy();
       PaddedTensor y({tokens, channels}, 0);
       RecurrentLayer layer;
@@ -213,7 +212,7 @@ TEST_P(CausalConvTest, NoRows) {
   EXPECT_TRUE(std::isnan(y.row(0)[0]));
 }
 
-BRAID_INSTANTIATE_PER_ISA(CausalConvTest);
+BRAID_INSTANTIATE_PER_TARGET(CausalConvTest);
 
 }  // namespace
 }  // namespace braid

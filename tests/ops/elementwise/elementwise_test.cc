@@ -253,8 +253,7 @@ TEST_P(ElementwiseTest, WideRowsDoNotDependOnThreads) {
   up.fill_normal(random);
   std::vector<std::vector<uint32_t>> results;
   for (const int threads : {1, 2, 3}) {
-    ThreadPool threads_pool({.num_threads = threads});
-    Stream other(threads_pool);
+    OtherStream other(threads);
     PaddedTensor y({2, kWidth}, 2), capped({2, kWidth}, 0), sum({2, kWidth}, 0);
     gelu_tanh_mul(other, x, up, y);
     EXPECT_TRUE(y.gaps_untouched());
@@ -276,7 +275,7 @@ TEST_P(ElementwiseTest, WideRowsDoNotDependOnThreads) {
   EXPECT_EQ(results[0], results[2]);
 }
 
-BRAID_INSTANTIATE_PER_ISA(ElementwiseTest);
+BRAID_INSTANTIATE_PER_TARGET(ElementwiseTest);
 
 }  // namespace
 }  // namespace braid

@@ -39,8 +39,8 @@ struct DeltaProblem {
         v({tokens, d.value_heads(), d.value_dim}, random.integer(0, 5)),
         a({tokens, d.value_heads()}, random.integer(0, 3)),
         b({tokens, d.value_heads()}, random.integer(0, 3)),
-        rate(DType::kF32, {d.value_heads()}),
-        dt_bias(DType::kF32, {d.value_heads()}) {
+        rate(DType::kF32, {d.value_heads()}, op_test_device),
+        dt_bias(DType::kF32, {d.value_heads()}, op_test_device) {
     q.fill_normal(random);
     k.fill_normal(random);
     v.fill_normal(random, data == DeltaData::kModel ? 6 : 1);
@@ -81,10 +81,10 @@ struct DeltaProblem {
 // All of it starts as NaN.
 struct DeltaStore {
   DeltaStore(const DeltaDims& d, int64_t slots, int64_t logged)
-      : states(DType::kF32, {slots, d.value_heads(), d.value_dim, d.key_dim}),
-        logged_keys(DType::kF32, {slots, logged, d.key_heads, d.key_dim}),
-        logged_updates(DType::kF32, {slots, logged, d.value_heads(), d.value_dim}),
-        logged_decays(DType::kF32, {slots, logged, d.value_heads()}) {
+      : states(DType::kF32, {slots, d.value_heads(), d.value_dim, d.key_dim}, op_test_device),
+        logged_keys(DType::kF32, {slots, logged, d.key_heads, d.key_dim}, op_test_device),
+        logged_updates(DType::kF32, {slots, logged, d.value_heads(), d.value_dim}, op_test_device),
+        logged_decays(DType::kF32, {slots, logged, d.value_heads()}, op_test_device) {
     for (const Tensor* t : {&states, &logged_keys, &logged_updates, &logged_decays}) {
       std::ranges::fill(t->view().span<float>(), kNan);
     }

@@ -314,8 +314,7 @@ TEST_P(GatedDeltaTest, BatchMatesAndThreadsDoNotMatter) {
       }
     }
     for (const int threads : {1, 2, 5}) {
-      ThreadPool other_pool({.num_threads = threads});
-      Stream other(other_pool);
+      OtherStream other(threads);
       DeltaStore batch(dims, kSlots, kMaxLogged);
       copy(batch);
       const PaddedTensor out = output(p);
@@ -368,7 +367,7 @@ TEST_P(GatedDeltaTest, NoSequencesAndNoRows) {
   EXPECT_EQ(store.slot_bits(0), before);
 }
 
-BRAID_INSTANTIATE_PER_ISA(GatedDeltaTest);
+BRAID_INSTANTIATE_PER_TARGET(GatedDeltaTest);
 
 }  // namespace
 }  // namespace braid

@@ -14,7 +14,7 @@ class MoeTest : public OpTest {
  protected:
   // Distinct experts for every token.
   Tensor random_experts(int64_t tokens, int64_t k, int64_t num_experts) {
-    Tensor experts(DType::kI32, {tokens, k});
+    Tensor experts(DType::kI32, {tokens, k}, op_test_device);
     std::vector<int32_t> ids(num_experts);
     std::iota(ids.begin(), ids.end(), 0);
     for (int64_t t = 0; t < tokens; ++t) {
@@ -41,10 +41,10 @@ TEST_P(MoeTest, ChoosesAndWeighsLikeTheReference) {
           }
         }
       }
-      Tensor scale(DType::kF32, {c.num_experts});
+      Tensor scale(DType::kF32, {c.num_experts}, op_test_device);
       for (float& s : scale.view().span<float>()) s = random.uniform(0.1f, 2);
       const bool scaled = random.integer(0, 1) == 1;
-      Tensor experts(DType::kI32, {tokens, c.k});
+      Tensor experts(DType::kI32, {tokens, c.k}, op_test_device);
       PaddedTensor weights({tokens, c.k}, 0);
       const bool over_chosen = random.integer(0, 1) == 1;
       top_k_experts(stream, logits, scaled ? scale.view() : TensorView(), experts, weights,
@@ -75,7 +75,7 @@ TEST_P(MoeTest, TiesTakeTheLowerIndexAndNanComesLast) {
   const std::vector<std::vector<float>> values = {
       {1, 2, 2, 1, 2, 2}, {kNan, -inf, 3, kNan, -5, 3}, {kNan, kNan, kNan, kNan, kNan, 0}};
   for (int64_t t = 0; t < 3; ++t) std::copy(values[t].begin(), values[t].end(), logits.row(t));
-  Tensor experts(DType::kI32, {3, 4});
+  Tensor experts(DType::kI32, {3, 4}, op_test_device);
   PaddedTensor weights({3, 4}, 0);
   top_k_experts(stream, logits, TensorView(), experts, weights);
   const std::vector<std::vector<int32_t>> expected = {{1, 2, 4, 5}, {2, 5, 4, 1}, {5, 0, 1, 2}};
@@ -92,7 +92,7 @@ TEST_P(MoeTest, LargeLogitsDoNotOverflow) {
   logits.row(0)[0] = 3e38f;
   logits.row(0)[1] = 3e38f;
   logits.row(0)[2] = -3e38f;
-  Tensor experts(DType::kI32, {1, 3});
+  Tensor experts(DType::kI32, {1, 3}, op_test_device);
   PaddedTensor weights({1, 3}, 0);
   top_k_experts(stream, logits, TensorView(), experts, weights);
   EXPECT_EQ(weights.row(0)[0], 0.5f);
@@ -160,7 +160,8 @@ TEST_P(MoeTest, CombinesByAscendingExpert) {
         for (int64_t i = 0; i < width; ++i) {
           float sum = 0;
           for (const int64_t choice : choices) {
-            sum += weights.row(t)[choice] * y.row(groups.places.data<int32_t>()[t * kChoices + choice])[i];
+            sum += weights.row(t)[choice] *
+                   y.row(groups.places.data<int32_t>()[t * kChoices + choice])[i];
           }
           ASSERT_EQ(out.row(t)[i], sum) << "token " << t << ", element " << i;
         }
@@ -169,7 +170,7 @@ TEST_P(MoeTest, CombinesByAscendingExpert) {
   }
 }
 
-BRAID_INSTANTIATE_PER_ISA(MoeTest);
+BRAID_INSTANTIATE_PER_TARGET(MoeTest);
 
 }  // namespace
 }  // namespace braid

@@ -26,7 +26,7 @@ TEST_P(RmsNormTest, MatchesReference) {
       const int64_t gap = random.integer(0, 5);
       PaddedTensor x({rows, width}, gap), y({rows, width}, random.integer(0, 5));
       x.fill_normal(random, random.pick({0.001f, 1.0f, 100.0f}));
-      Tensor weight(DType::kF32, {width});
+      Tensor weight(DType::kF32, {width}, op_test_device);
       for (float& w : weight.view().span<float>()) w = random.uniform(-2, 3);
       const TensorView gains = with_weight ? weight.view() : TensorView();
       rms_norm(stream, x, gains, epsilon, y);
@@ -84,7 +84,7 @@ TEST_P(RmsNormTest, GatedMatchesReference) {
       PaddedTensor y({tokens, heads, width}, 2);
       x.fill_normal(random, random.pick({0.001f, 1.0f, 100.0f}));
       gate.fill_normal(random, random.pick({1.0f, 50.0f}));
-      Tensor weight(DType::kF32, {width});
+      Tensor weight(DType::kF32, {width}, op_test_device);
       for (float& w : weight.view().span<float>()) w = random.uniform(-2, 3);
       gated_rms_norm(stream, x, gate, weight, epsilon, y);
       EXPECT_TRUE(y.gaps_untouched());
@@ -109,8 +109,7 @@ TEST_P(RmsNormTest, GatedMatchesReference) {
       gated_rms_norm(stream, in_place, gate, weight, epsilon, in_place);
       EXPECT_EQ(in_place.bits(), y.bits());
       for (const int threads : {1, 3}) {
-        ThreadPool other({.num_threads = threads});
-        Stream other_stream(other);
+        OtherStream other_stream(threads);
         PaddedTensor again({tokens, heads, width}, 0);
         gated_rms_norm(other_stream, x, gate, weight, epsilon, again);
         EXPECT_EQ(again.bits(), y.bits()) << threads << " threads";
@@ -124,8 +123,7 @@ TEST_P(RmsNormTest, RowsDoNotDependOnNeighboursOrThreads) {
   x.fill_normal(random);
   rms_norm(stream, x, TensorView(), 1e-6f, y);
   for (const int threads : {1, 3}) {
-    ThreadPool other({.num_threads = threads});
-    Stream other_stream(other);
+    OtherStream other_stream(threads);
     PaddedTensor again({67, 2816}, 0);
     rms_norm(other_stream, x, TensorView(), 1e-6f, again);
     EXPECT_EQ(again.bits(), y.bits()) << threads << " threads";
@@ -137,7 +135,7 @@ TEST_P(RmsNormTest, RowsDoNotDependOnNeighboursOrThreads) {
   }
 }
 
-BRAID_INSTANTIATE_PER_ISA(RmsNormTest);
+BRAID_INSTANTIATE_PER_TARGET(RmsNormTest);
 
 }  // namespace
 }  // namespace braid

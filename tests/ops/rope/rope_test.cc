@@ -13,7 +13,7 @@ class RopeTest : public OpTest {};
 TEST_P(RopeTest, TablesAreAccurateAtEveryPosition) {
   const std::vector<int32_t> positions = {0, 1, 2, 3, 1023, 1024, 131071, 262143, 1 << 20};
   const int64_t tokens = static_cast<int64_t>(positions.size());
-  Tensor frequencies(DType::kF32, {67});
+  Tensor frequencies(DType::kF32, {67}, op_test_device);
   for (int64_t i = 0; i < 67; ++i) {
     frequencies.data<float>()[i] = i == 66 ? 0 : static_cast<float>(std::pow(1e4, -i / 67.0));
   }
@@ -44,7 +44,7 @@ TEST_P(RopeTest, RotatesThePairsAndLeavesTheRest) {
       const int64_t heads = random.integer(1, 5);
       std::vector<int32_t> positions(tokens);
       for (int32_t& p : positions) p = static_cast<int32_t>(random.integer(0, 1 << 18));
-      Tensor frequencies(DType::kF32, {c.pairs});
+      Tensor frequencies(DType::kF32, {c.pairs}, op_test_device);
       for (float& f : frequencies.view().span<float>()) f = random.uniform(0, 1);
       PaddedTensor x({tokens, heads, c.head_dim}, 3), before({tokens, heads, c.head_dim}, 0);
       before.fill_normal(random);
@@ -83,13 +83,12 @@ TEST_P(RopeTest, DoesNotDependOnThreads) {
   again.copy_from(x);
   std::vector<int32_t> positions(301);
   for (int32_t i = 0; i < 301; ++i) positions[i] = 7 * i;
-  Tensor frequencies(DType::kF32, {32});
+  Tensor frequencies(DType::kF32, {32}, op_test_device);
   for (float& f : frequencies.view().span<float>()) f = random.uniform(0, 1);
   PaddedTensor cos({301, 32}, 0), sin({301, 32}, 0), cos1({301, 32}, 0), sin1({301, 32}, 0);
   rope_tables(stream, positions, frequencies, cos, sin);
   rope(stream, x, cos, sin, 32);
-  ThreadPool one({.num_threads = 1});
-  Stream other(one);
+  OtherStream other(1);
   rope_tables(other, positions, frequencies, cos1, sin1);
   rope(other, again, cos1, sin1, 32);
   EXPECT_EQ(cos.bits(), cos1.bits());
@@ -97,7 +96,7 @@ TEST_P(RopeTest, DoesNotDependOnThreads) {
   EXPECT_EQ(x.bits(), again.bits());
 }
 
-BRAID_INSTANTIATE_PER_ISA(RopeTest);
+BRAID_INSTANTIATE_PER_TARGET(RopeTest);
 
 }  // namespace
 }  // namespace braid

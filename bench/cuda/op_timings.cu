@@ -1,0 +1,370 @@
+// Times of the ops on a CUDA device, as links of chains in CUDA graphs: each link has memory of its
+// own to read (caches, states, activations), more than the L2 cache holds together. Prints, per op
+// and size, the time of a link beside its floor: bytes at the rate of a plain streaming read of the
+// same run, or products at the rate given.
+//
+//   op_timings [attention|prefill|delta|small]...
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "ops/attention/attention.h"
+#include "ops/conv/causal_conv.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/gated_delta/gated_delta.h"
+#include "ops/moe/moe.h"
+#include "ops/norm/rms_norm.h"
+#include "ops/rope/rope.h"
+#include "tensor/cuda/cuda_check.h"
+#include "tensor/cuda/stream_state.h"
+#include "tensor/stream.h"
+#include "tensor/tensor.h"
+#include "tensor/workspace.h"
+
+namespace braid {
+namespace {
+
+constexpr Device kDevice{DeviceKind::kCuda, 0};
+constexpr double kProducts = 779e12;  // measured: bfloat16, 8192³
+
+template <typename T>
+__global__ void fill_kernel(T* data, int64_t n, uint32_t seed, float scale) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
+    x ^= x >> 16, x *= 0x85ebca6bu, x ^= x >> 13, x *= 0xc2b2ae35u, x ^= x >> 16;
+    const float u = static_cast<float>(x) * 0x1p-31f - 1;
+    data[i] = static_cast<T>(u * scale);
+  }
+}
+
+Tensor random_tensor(DType dtype, const Shape& shape, float scale = 1) {
+  static uint32_t seed = 1;
+  Tensor tensor(dtype, shape, kDevice);
+  const int64_t n = tensor.view().num_elements();
+  if (dtype == DType::kF32) {
+    fill_kernel<<<1024, 256>>>(tensor.data<float>(), n, ++seed, scale);
+  } else {
+    fill_kernel<<<1024, 256>>>(static_cast<__nv_bfloat16*>(tensor.view().raw()), n, ++seed, scale);
+  }
+  BRAID_CUDA_CHECK(cudaDeviceSynchronize());
+  return tensor;
+}
+
+__global__ void __launch_bounds__(1024) read_kernel(const uint4* data, int64_t n, uint32_t* sum) {
+  uint32_t total = 0;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  for (; i + 3 * step < n; i += 4 * step) {
+    uint4 v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = __ldcs(data + i + j * step);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) total += v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+  }
+  if (total == 1) *sum = total;
+}
+
+class Bench {
+ public:
+  Bench() : pool_({.num_threads = 1}), stream_(pool_, kDevice) {
+    BRAID_CUDA_CHECK(cudaEventCreate(&start_));
+    BRAID_CUDA_CHECK(cudaEventCreate(&end_));
+  }
+
+  Stream& stream() { return stream_; }
+  Workspace& workspace() { return workspace_; }
+
+  // Median time of a link in seconds; link(i) queues link i of `count`.
+  double time(int count, const std::function<void(int)>& link) {
+    stream_.cuda().begin_step();
+    const cudaStream_t stream = stream_.cuda().handle();
+    link(0);  // uploads the tables, loads the kernels
+    stream_.synchronize();
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    BRAID_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < count; ++i) link(i);
+    BRAID_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    BRAID_CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    std::vector<float> times;
+    for (int run = 0; run < 8; ++run) {
+      BRAID_CUDA_CHECK(cudaEventRecord(start_, stream));
+      BRAID_CUDA_CHECK(cudaGraphLaunch(executable, stream));
+      BRAID_CUDA_CHECK(cudaEventRecord(end_, stream));
+      BRAID_CUDA_CHECK(cudaEventSynchronize(end_));
+      float ms = 0;
+      BRAID_CUDA_CHECK(cudaEventElapsedTime(&ms, start_, end_));
+      if (run > 1) times.push_back(ms);
+    }
+    BRAID_CUDA_CHECK(cudaGraphExecDestroy(executable));
+    BRAID_CUDA_CHECK(cudaGraphDestroy(graph));
+    stream_.cuda().end_step();
+    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+    return times[times.size() / 2] * 1e-3 / count;
+  }
+
+  void measure_reads() {
+    const size_t bytes = size_t{4} << 30;
+    const Tensor data = random_tensor(DType::kF32, {static_cast<int64_t>(bytes / 4)});
+    const Tensor sum(DType::kI32, {1}, kDevice);
+    double best = 0;
+    for (const int grid : {132, 264}) {
+      const double seconds = time(4, [&](int) {
+        read_kernel<<<grid, 1024, 0, stream_.cuda().handle()>>>(
+            static_cast<const uint4*>(data.view().raw()), static_cast<int64_t>(bytes / 16),
+            reinterpret_cast<uint32_t*>(sum.view().raw()));
+      });
+      best = std::max(best, static_cast<double>(bytes) / seconds);
+    }
+    rate_ = best;
+    std::printf("read rate %.2f TB/s\n", rate_ / 1e12);
+  }
+
+  void report(const std::string& name, double seconds, double bytes, double operations = 0) {
+    const double memory = bytes / rate_, arithmetic = operations / kProducts;
+    const double floor = std::max(memory, arithmetic);
+    std::printf("%-52s %9.2f us  floor %8.2f us  x%.2f", name.c_str(), seconds * 1e6, floor * 1e6,
+                seconds / floor);
+    if (operations > 0) std::printf("  %6.1f TFLOP/s", operations / seconds / 1e12);
+    if (arithmetic < memory) std::printf("  %6.2f TB/s", bytes / seconds / 1e12);
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+
+ private:
+  ThreadPool pool_;
+  Stream stream_;
+  Workspace workspace_{size_t{4} << 30, kDevice};
+  cudaEvent_t start_, end_;
+  double rate_ = 4.5e12;
+};
+
+struct Heads {
+  const char* name;
+  int64_t heads, kv_heads, dim, window;
+};
+
+// `rows` new rows each of `batch` sequences, after context − rows tokens.
+void time_attention(Bench& bench, const Heads& h, int64_t batch, int64_t context, int64_t rows) {
+  constexpr int64_t kPage = 32;
+  const int64_t pages = (context + kPage - 1) / kPage;
+  const int64_t seen = h.window > 0 ? std::min(context, h.window) : context;
+  const double bytes = 2.0 * 2 * static_cast<double>(batch * h.kv_heads * seen * h.dim);
+  const double store = 2.0 * 2 * static_cast<double>(batch * h.kv_heads * pages * kPage * h.dim);
+  const int layers = static_cast<int>(std::clamp(200e6 / bytes, 2.0, 24.0));
+  if (store * layers > 60e9) return;
+  std::vector<Tensor> keys, values;
+  for (int i = 0; i < layers; ++i) {
+    for (auto* list : {&keys, &values}) {
+      list->push_back(random_tensor(DType::kBF16, {batch * pages, h.kv_heads, kPage, h.dim}));
+    }
+  }
+  std::vector<int32_t> ids(batch * pages);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
+  std::vector<SequenceRows> sequences;
+  for (int64_t s = 0; s < batch; ++s) {
+    sequences.push_back({.first_row = s * rows,
+                         .num_rows = rows,
+                         .first_position = context - rows,
+                         .pages = std::span<const int32_t>(ids).subspan(s * pages, pages)});
+  }
+  const Tensor q = random_tensor(DType::kF32, {batch * rows, h.heads, h.dim});
+  const Tensor out(DType::kF32, q.shape(), kDevice);
+  const double seconds = bench.time(layers, [&](int i) {
+    Workspace::Scope scope(bench.workspace());
+    attention(bench.stream(), bench.workspace(), q, {keys[i], values[i]}, sequences,
+              {.scale = 0.06f, .window = h.window}, out);
+  });
+  double pairs = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t keys_seen = context - rows + r + 1;
+    pairs += static_cast<double>(h.window > 0 ? std::min(keys_seen, h.window) : keys_seen);
+  }
+  const double operations =
+      rows > 1 ? 4.0 * pairs * static_cast<double>(batch * h.heads * h.dim) : 0;
+  bench.report(std::string(h.name) + ", batch " + std::to_string(batch) + ", context " +
+                   std::to_string(context) + ", rows " + std::to_string(rows),
+               seconds, bytes, operations);
+}
+
+const Heads kHeads[] = {{"16 heads, 8 KV x 256, window 1024", 16, 8, 256, 1024},
+                        {"16 heads, 2 KV x 512", 16, 2, 512, 0},
+                        {"16 heads, 2 KV x 256", 16, 2, 256, 0}};
+
+void attention_decode(Bench& bench) {
+  for (const Heads& h : kHeads) {
+    for (const int64_t batch : {1, 8, 32}) {
+      for (const int64_t context : {256, 4096, 32768}) time_attention(bench, h, batch, context, 1);
+    }
+  }
+  time_attention(bench, kHeads[2], 8, 4096, 4);
+}
+
+void attention_prefill(Bench& bench) {
+  for (const Heads& h : kHeads) {
+    time_attention(bench, h, 8, 256, 256);
+    time_attention(bench, h, 1, 4096, 4096);
+  }
+}
+
+void time_delta(Bench& bench, int64_t batch, int64_t rows) {
+  constexpr int64_t kKeyHeads = 16, kValueHeads = 32, kDim = 128, kWidth = 4;
+  constexpr int64_t kChannels = (2 * kKeyHeads + kValueHeads) * kDim;
+  const int64_t tokens = batch * rows;
+  const double state = 4.0 * static_cast<double>(batch * kValueHeads * kDim * kDim);
+  const int layers = static_cast<int>(std::clamp(400e6 / state, 2.0, 36.0));
+  std::vector<Tensor> states, kept;
+  for (int i = 0; i < layers; ++i) {
+    states.push_back(random_tensor(DType::kF32, {batch, kValueHeads, kDim, kDim}));
+    kept.push_back(random_tensor(DType::kF32, {batch, kWidth - 1, kChannels}));
+  }
+  const Tensor raw = random_tensor(DType::kF32, {tokens, kChannels});
+  const Tensor weight = random_tensor(DType::kF32, {kChannels, kWidth});
+  const Tensor mixed = random_tensor(DType::kF32, {tokens, kChannels});
+  const Tensor a = random_tensor(DType::kF32, {tokens, kValueHeads}, 4);
+  const Tensor b = random_tensor(DType::kF32, {tokens, kValueHeads}, 2);
+  const Tensor rate = random_tensor(DType::kF32, {kValueHeads}, 0.0f);
+  const Tensor bias = random_tensor(DType::kF32, {kValueHeads});
+  const Tensor out(DType::kF32, {tokens, kValueHeads, kDim}, kDevice);
+  std::vector<RecurrentRows> sequences;
+  for (int64_t s = 0; s < batch; ++s) {
+    sequences.push_back({.first_row = s * rows, .num_rows = rows, .slot = static_cast<int32_t>(s)});
+  }
+  const TensorView m = mixed;
+  const GatedDeltaInputs inputs{
+      .q = m.columns(0, kKeyHeads * kDim).reshape({tokens, kKeyHeads, kDim}),
+      .k = m.columns(kKeyHeads * kDim, kKeyHeads * kDim).reshape({tokens, kKeyHeads, kDim}),
+      .v = m.columns(2 * kKeyHeads * kDim, kValueHeads * kDim).reshape({tokens, kValueHeads, kDim}),
+      .b = b,
+      .a = a,
+      .rate = rate,
+      .dt_bias = bias};
+  const std::string size = ", batch " + std::to_string(batch) + ", rows " + std::to_string(rows);
+  const double rows_bytes = 4.0 * static_cast<double>(tokens * (kChannels + kValueHeads * kDim));
+  double seconds = bench.time(layers, [&](int i) {
+    RecurrentLayer layer;
+    layer.states = states[i];
+    Workspace::Scope scope(bench.workspace());
+    gated_delta(bench.stream(), bench.workspace(), inputs, layer, sequences, {}, out);
+  });
+  bench.report("gated_delta" + size, seconds, 2 * state + rows_bytes);
+  seconds = bench.time(layers, [&](int i) {
+    RecurrentLayer layer;
+    layer.conv_rows = kept[i];
+    causal_conv_silu(bench.stream(), raw, weight, layer, sequences, mixed);
+  });
+  bench.report("causal_conv_silu" + size, seconds,
+               8.0 * static_cast<double>(tokens * kChannels) +
+                   8.0 * static_cast<double>(batch * 3 * kChannels));
+}
+
+void gated_delta_rows(Bench& bench) {
+  for (const int64_t batch : {1, 8, 32}) time_delta(bench, batch, 1);
+  time_delta(bench, 8, 4);
+  time_delta(bench, 8, 256);
+  time_delta(bench, 1, 4096);
+}
+
+void small_ops(Bench& bench, int64_t tokens) {
+  constexpr int kLinks = 100;
+  const std::string suffix = ", " + std::to_string(tokens) + " tokens";
+  Stream& stream = bench.stream();
+  const double t = static_cast<double>(tokens);
+  const Tensor x = random_tensor(DType::kF32, {tokens, 2816});
+  const Tensor y = random_tensor(DType::kF32, {tokens, 2816});
+  const Tensor weight = random_tensor(DType::kF32, {2816});
+  const auto time = [&](const char* name, double bytes, const std::function<void()>& op) {
+    const double seconds = bench.time(kLinks, [&](int) { op(); });
+    bench.report(name + suffix, seconds, bytes);
+  };
+  time("rms_norm 2816", 8 * t * 2816, [&] { rms_norm(stream, x, weight, 1e-6f, y); });
+  time("add_rms_norm 2816", 12 * t * 2816, [&] { add_rms_norm(stream, x, weight, 1e-6f, y); });
+  const Tensor heads = random_tensor(DType::kF32, {tokens, 16, 256});
+  const Tensor head_weight = random_tensor(DType::kF32, {256});
+  time("rms_norm 16 x 256", 8 * t * 16 * 256,
+       [&] { rms_norm(stream, heads, head_weight, 1e-6f, heads); });
+  const Tensor gates = random_tensor(DType::kF32, {tokens, 2 * 2112});
+  const Tensor activated = random_tensor(DType::kF32, {tokens, 2112});
+  time("gelu_tanh_mul 2112", 12 * t * 2112, [&] {
+    gelu_tanh_mul(stream, gates.view().columns(0, 2112), gates.view().columns(2112, 2112),
+                  activated);
+  });
+  std::vector<int32_t> positions(tokens);
+  std::iota(positions.begin(), positions.end(), 100);
+  const Tensor frequencies = random_tensor(DType::kF32, {128});
+  const Tensor cos(DType::kF32, {tokens, 128}, kDevice), sin(DType::kF32, {tokens, 128}, kDevice);
+  time("rope_tables 128", 8 * t * 128,
+       [&] { rope_tables(stream, positions, frequencies, cos, sin); });
+  time("rope 16 x 256", 8 * t * 16 * 256, [&] { rope(stream, heads, cos, sin, 128); });
+
+  const Tensor k = random_tensor(DType::kF32, {tokens, 8, 256});
+  const int64_t pages = tokens;
+  const Tensor keys(DType::kBF16, {pages, 8, 32, 256}, kDevice);
+  const Tensor values(DType::kBF16, keys.shape(), kDevice);
+  std::vector<int32_t> ids(pages);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::vector<SequenceRows> sequences;
+  for (int64_t i = 0; i < tokens; ++i) {
+    sequences.push_back({.first_row = i,
+                         .num_rows = 1,
+                         .first_position = 5,
+                         .pages = std::span<const int32_t>(ids).subspan(i, 1)});
+  }
+  time("write_kv 8 x 256", 12 * t * 8 * 256, [&] {
+    write_kv(stream, k, k, sequences, {keys, values});
+  });
+
+  for (const auto& [num_experts, choices] : {std::pair{128, 8}, std::pair{512, 10}}) {
+    const Tensor logits = random_tensor(DType::kF32, {tokens, num_experts}, 3);
+    const Tensor experts(DType::kI32, {tokens, choices}, kDevice);
+    const Tensor weights(DType::kF32, {tokens, choices}, kDevice);
+    const std::string of = " " + std::to_string(choices) + " of " + std::to_string(num_experts);
+    time(("top_k_experts" + of).c_str(), 4 * t * num_experts,
+         [&] { top_k_experts(stream, logits, TensorView(), experts, weights); });
+    Workspace::Scope scope(bench.workspace());
+    const ExpertGroups groups = group_by_expert(stream, bench.workspace(), experts, num_experts);
+    time(("group_by_expert" + of).c_str(), 12 * t * choices, [&] {
+      Workspace::Scope again(bench.workspace());
+      group_by_expert(stream, bench.workspace(), experts, num_experts);
+    });
+    const Tensor expert_out = random_tensor(DType::kF32, {tokens * choices, 2816});
+    time(("combine_experts" + of).c_str(), 4 * t * 2816 * (choices + 1),
+         [&] { combine_experts(stream, expert_out, groups, experts, weights, x); });
+    const Tensor sorted(DType::kF32, {tokens * choices, 2816}, kDevice);
+    time(("gather_rows" + of).c_str(), 8 * t * choices * 2816,
+         [&] { gather_rows(stream, x, groups.tokens, sorted); });
+  }
+}
+
+}  // namespace
+}  // namespace braid
+
+int main(int argc, char** argv) {
+  const auto wanted = [&](const char* name) {
+    for (int i = 1; i < argc; ++i) {
+      if (std::strcmp(argv[i], name) == 0) return true;
+    }
+    return argc == 1;
+  };
+  braid::Bench bench;
+  bench.measure_reads();
+  if (wanted("small")) {
+    for (const int64_t tokens : {1, 8, 2048}) braid::small_ops(bench, tokens);
+  }
+  if (wanted("delta")) braid::gated_delta_rows(bench);
+  if (wanted("prefill")) braid::attention_prefill(bench);
+  if (wanted("attention")) braid::attention_decode(bench);
+  return 0;
+}

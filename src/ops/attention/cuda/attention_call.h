@@ -1,0 +1,36 @@
+#pragma once
+
+#include <span>
+
+#include "ops/attention/attention.h"
+#include "ops/attention/cuda/kv_table.h"
+
+namespace braid::cuda {
+
+struct AttentionCall {
+  Stream& stream;
+  Workspace& workspace;
+  const TensorView& q;
+  const PagedKv& cache;
+  std::span<const SequenceRows> sequences;
+  const AttentionOptions& options;
+  const TensorView& out;
+  KvTable table;
+
+  int kv_heads() const { return static_cast<int>(cache.num_kv_heads()); }
+  int group() const { return static_cast<int>(q.dim(1) / cache.num_kv_heads()); }
+  int head_dim() const { return static_cast<int>(cache.head_dim()); }
+};
+
+// In float32 throughout, for stores of any type and heads of any size up to 1024. A row's result
+// does not depend on its chunk nor on its batch mates, to the bit.
+void exact_attention(const AttentionCall& call);
+
+// Of bfloat16 stores with heads of 64, 128, 256 or 512: products of queries and keys, and of
+// weights and values, on the tensor cores, with queries and weights rounded to bfloat16 and sums
+// in float32. Rows of sequences with few of them share the reading of their keys by all heads of a
+// KV head, and split their keys among blocks; how is a matter of the sequence's own length.
+bool tiles_fit(const PagedKv& cache);
+void tile_attention(const AttentionCall& call);
+
+}  // namespace braid::cuda

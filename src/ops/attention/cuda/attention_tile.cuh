@@ -1,0 +1,278 @@
+#pragma once
+
+// The tile of queries that a block computes. Its warps are a grid of kRowWarps × kColumnWarps: a
+// warp has 16 queries; of their scores it computes its share of a tile's keys, of their weighted
+// values its share of the head's elements. The weights pass through shared memory.
+
+#include "ops/attention/cuda/paged_store.cuh"
+#include "ops/cuda/tensor_core.cuh"
+
+namespace braid::cuda {
+
+template <int kDim_, int kRowWarps_, int kColumnWarps_, int kKeys_>
+struct TileShape {
+  static constexpr int kDim = kDim_;
+  static constexpr int kRowWarps = kRowWarps_;
+  static constexpr int kColumnWarps = kColumnWarps_;
+  static constexpr int kKeys = kKeys_;  // of a tile, aligned to absolute positions
+  static constexpr int kQueries = 16 * kRowWarps;
+  static constexpr int kThreads = kWarp * kRowWarps * kColumnWarps;
+  static constexpr int kWarpKeys = kKeys / kColumnWarps;
+  static constexpr int kWarpDims = kDim / kColumnWarps;
+  static constexpr int kScoreTiles = kWarpKeys / 8;
+  static constexpr int kValueTiles = kWarpDims / 8;
+  static_assert(kScoreTiles == 1 || kScoreTiles % 2 == 0);
+  static_assert(kValueTiles % 2 == 0 && (kKeys == 32 || kKeys == 64));
+
+  struct Shared {
+    __nv_bfloat16 queries[kQueries * kDim];
+    __nv_bfloat16 keys[kKeys * kDim];
+    __nv_bfloat16 values[kKeys * kDim];
+    __nv_bfloat16 weights[kQueries * kKeys];
+    float exchange[kColumnWarps][kQueries];
+    uint32_t offsets[2][kKeys];  // of a tile's keys in the store, in units of 8 elements
+    bool last;
+  };
+};
+
+inline constexpr uint32_t kNoKey = 0xffffffffu;
+
+// What the queries of a tile see, by absolute position.
+struct VisibleKeys {
+  int begin, end;          // of all queries together
+  int all_begin, all_end;  // those that every query sees
+};
+
+template <typename Shape>
+class AttentionTile {
+ public:
+  using Shared = typename Shape::Shared;
+  static constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys, kThreads = Shape::kThreads;
+  static constexpr int kColumnWarps = Shape::kColumnWarps;
+
+  // The running softmax of queries row() and row() + 8; exponents are of 2.
+  float largest[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {};  // of this lane's keys, until finish()
+  float weighted[Shape::kValueTiles][4] = {};
+
+  __device__ explicit AttentionTile(Shared& shared) : shared_(shared) {}
+
+  __device__ static int lane() { return threadIdx.x % kWarp; }
+  __device__ static int row_warp() { return threadIdx.x / kWarp / kColumnWarps; }
+  __device__ static int column_warp() { return threadIdx.x / kWarp % kColumnWarps; }
+  __device__ static int row() { return 16 * row_warp() + lane() / 4; }
+  // The first of the two elements that weighted[tile] has for each of the two rows.
+  __device__ static int element(int tile) {
+    return column_warp() * Shape::kWarpDims + tile * 8 + lane() % 4 * 2;
+  }
+
+  // query_at(i): where query i is.
+  template <typename QueryAt>
+  __device__ void load_queries(int num_queries, const QueryAt& query_at) {
+    constexpr int kPairs = kDim / 2;
+    for (int i = threadIdx.x; i < Shape::kQueries * kPairs; i += kThreads) {
+      const int query = i / kPairs, pair = i % kPairs;
+      __nv_bfloat162 rounded{};
+      if (query < num_queries) {
+        const float* from = query_at(query) + 2 * pair;
+        rounded = __floats2bfloat162_rn(from[0], from[1]);
+      }
+      *reinterpret_cast<__nv_bfloat162*>(
+          &shared_.queries[wide_place(query, pair / 4) + pair % 4 * 2]) = rounded;
+    }
+  }
+
+  // Keys outside of `visible` count as zeros: what is in their places may be anything.
+  template <typename T>
+  __device__ void find_keys(const PagedRows<T>& store, const int32_t* pages, int num_pages,
+                            int kv_head, int start, const VisibleKeys& visible) {
+    if (threadIdx.x < kKeys) {
+      const int position = start + threadIdx.x;
+      uint32_t offset = kNoKey;
+      if (position >= visible.begin && position < visible.end) {
+        offset = static_cast<uint32_t>(
+            (store.offset(pages, num_pages, position) + store.head_offset(kv_head)) / 8);
+      }
+      shared_.offsets[start / kKeys % 2][threadIdx.x] = offset;
+    }
+  }
+  __device__ void fetch_keys(const __nv_bfloat16* store, int start) {
+    fetch(shared_.keys, store, start);
+  }
+  __device__ void fetch_values(const __nv_bfloat16* store, int start) {
+    fetch(shared_.values, store, start);
+  }
+
+  // Scores of this warp's queries with its keys.
+  __device__ void multiply_keys() {
+#pragma unroll
+    for (auto& tile : scores_) {
+#pragma unroll
+      for (float& score : tile) score = 0;
+    }
+    const int lane = threadIdx.x % kWarp;
+    const int query = 16 * row_warp() + lane % 16;
+    const int first_key = column_warp() * Shape::kWarpKeys;
+    if constexpr (Shape::kScoreTiles == 1) {
+      float odd[4] = {};  // a second chain of sums
+#pragma unroll 4
+      for (int d = 0; d < kDim / 8; d += 4) {
+        uint32_t a[4], more_a[4], b[4];
+        load_matrices(a, shared_address(&shared_.queries[wide_place(query, d + lane / 16)]));
+        load_matrices(more_a,
+                      shared_address(&shared_.queries[wide_place(query, d + 2 + lane / 16)]));
+        load_matrices(
+            b, shared_address(&shared_.keys[wide_place(first_key + lane % 8, d + lane / 8)]));
+        multiply_add(scores_[0], a, b[0], b[1]);
+        multiply_add(odd, more_a, b[2], b[3]);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores_[0][i] += odd[i];
+    } else {
+#pragma unroll 4
+      for (int d = 0; d < kDim / 8; d += 2) {
+        uint32_t a[4];
+        load_matrices(a, shared_address(&shared_.queries[wide_place(query, d + lane / 16)]));
+#pragma unroll
+        for (int tile = 0; tile < Shape::kScoreTiles; tile += 2) {
+          uint32_t b[4];
+          const int key = first_key + tile * 8 + lane % 8 + lane / 16 * 8;
+          load_matrices(b, shared_address(&shared_.keys[wide_place(key, d + lane / 8 % 2)]));
+          multiply_add(scores_[tile], a, b[0], b[1]);
+          multiply_add(scores_[tile + 1], a, b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // Scales the scores, drops those that a query must not see (query row() + 8·i sees
+  // [begin[i], end[i])), and leaves the largest of this warp's keys for the others.
+  __device__ void scale_scores(float scale, int start, const VisibleKeys& visible,
+                               const int (&begin)[2], const int (&end)[2]) {
+    const bool all = start >= visible.all_begin && start + kKeys <= visible.all_end;
+    float top[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int tile = 0; tile < Shape::kScoreTiles; ++tile) {
+      const int key = start + column_warp() * Shape::kWarpKeys + tile * 8 + lane() % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores_[tile][i];
+        score *= scale;
+        const int position = key + i % 2;
+        if (!all && (position < begin[i / 2] || position >= end[i / 2])) score = -INFINITY;
+        top[i / 2] = fmaxf(top[i / 2], score);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], 1));
+      top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], 2));
+      top_[i] = top[i];
+      if (kColumnWarps > 1 && lane() % 4 == 0)
+        shared_.exchange[column_warp()][row() + 8 * i] = top[i];
+    }
+  }
+
+  // After a barrier: turns scores into weights, and rescales what was summed before.
+  __device__ void weigh() {
+    float used[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float top = fmaxf(largest[i], top_[i]);
+      if constexpr (kColumnWarps > 1) {
+#pragma unroll
+        for (int w = 0; w < kColumnWarps; ++w) top = fmaxf(top, shared_.exchange[w][row() + 8 * i]);
+      }
+      used[i] = top == -INFINITY ? 0 : top;
+      const float factor = exp2f(largest[i] - used[i]);
+      largest[i] = top;
+      sum[i] *= factor;
+#pragma unroll
+      for (int tile = 0; tile < Shape::kValueTiles; ++tile) {
+        weighted[tile][2 * i] *= factor;
+        weighted[tile][2 * i + 1] *= factor;
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < Shape::kScoreTiles; ++tile) {
+      const int key = column_warp() * Shape::kWarpKeys + tile * 8 + lane() % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const __nv_bfloat162 weights = __floats2bfloat162_rn(
+            exp2f(scores_[tile][2 * i] - used[i]), exp2f(scores_[tile][2 * i + 1] - used[i]));
+        // The sum of the rounded ones: then they are shares of 1.
+        sum[i] += __low2float(weights) + __high2float(weights);
+        *reinterpret_cast<__nv_bfloat162*>(
+            &shared_.weights[narrow_place(row() + 8 * i, key / 8) + key % 8]) = weights;
+      }
+    }
+  }
+
+  // After a barrier.
+  __device__ void multiply_values() {
+    const int lane = threadIdx.x % kWarp;
+    const int query = 16 * row_warp() + lane % 16;
+    const int first_chunk = column_warp() * Shape::kWarpDims / 8;
+#pragma unroll
+    for (int key = 0; key < kKeys; key += 16) {
+      uint32_t a[4];
+      load_matrices(a, shared_address(&shared_.weights[narrow_place(query, key / 8 + lane / 16)]));
+#pragma unroll
+      for (int tile = 0; tile < Shape::kValueTiles; tile += 2) {
+        uint32_t b[4];
+        load_matrices_transposed(
+            b, shared_address(
+                   &shared_.values[wide_place(key + lane % 16, first_chunk + tile + lane / 16)]));
+        multiply_add(weighted[tile], a, b[0], b[1]);
+        multiply_add(weighted[tile + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  // After a barrier: completes the sums.
+  __device__ void finish() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
+      sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
+      if (lane() % 4 == 0) shared_.exchange[column_warp()][row() + 8 * i] = sum[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sum[i] = 0;
+#pragma unroll
+      for (int w = 0; w < kColumnWarps; ++w) sum[i] += shared_.exchange[w][row() + 8 * i];
+    }
+  }
+
+ private:
+  // Rows of kDim or kKeys elements in chunks of 8, which are permuted so that eight rows' chunks of
+  // the same number lie in different banks.
+  __device__ static int wide_place(int row, int chunk) {
+    return row * kDim + (chunk ^ (row % 8)) * 8;
+  }
+  __device__ static int narrow_place(int row, int chunk) {
+    return row * kKeys + (chunk ^ (kKeys == 64 ? row % 8 : row / 2 % 4)) * 8;
+  }
+
+  __device__ void fetch(__nv_bfloat16* to, const __nv_bfloat16* store, int start) {
+    constexpr int kChunks = kDim / 8;
+    const uint32_t* offsets = shared_.offsets[start / kKeys % 2];
+#pragma unroll 8
+    for (int i = threadIdx.x; i < kKeys * kChunks; i += kThreads) {
+      const int key = i / kChunks, chunk = i % kChunks;
+      const uint32_t offset = offsets[key];
+      const __nv_bfloat16* from =
+          offset == kNoKey ? store : store + (static_cast<int64_t>(offset) + chunk) * 8;
+      copy16_async(shared_address(&to[wide_place(key, chunk)]), from, offset != kNoKey);
+    }
+    commit_copies();
+  }
+
+  Shared& shared_;
+  float scores_[Shape::kScoreTiles][4];
+  float top_[2];
+};
+
+}  // namespace braid::cuda

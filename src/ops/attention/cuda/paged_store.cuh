@@ -1,0 +1,37 @@
+#pragma once
+
+// Where the keys and values of a layer are.
+
+#include <bit>
+
+#include "ops/attention/cuda/kv_table.h"
+#include "ops/cuda/launch.cuh"
+
+namespace braid::cuda {
+
+// One of the two tensors [pages, kv_heads, page_tokens, head_dim] of a store.
+template <typename T>
+struct PagedRows {
+  T* data;
+  int64_t page_stride;  // elements
+  int page_shift;       // page_tokens = 1 << page_shift
+  int head_dim;
+
+  explicit PagedRows(const TensorView& view)
+      : data(static_cast<T*>(view.raw())),
+        page_stride(view.row_stride()),
+        page_shift(std::countr_zero(static_cast<uint64_t>(view.dim(2)))),
+        head_dim(static_cast<int>(view.dim(3))) {}
+
+  // The element offset of the row of a position, in KV head 0.
+  __device__ int64_t offset(const int32_t* pages, int num_pages, int position) const {
+    const int index = position >> page_shift;
+    const int page = pages[index < num_pages ? index : index % num_pages];
+    return page * page_stride + static_cast<int64_t>(position & ((1 << page_shift) - 1)) * head_dim;
+  }
+  __device__ int64_t head_offset(int kv_head) const {
+    return (static_cast<int64_t>(kv_head) << page_shift) * head_dim;
+  }
+};
+
+}  // namespace braid::cuda

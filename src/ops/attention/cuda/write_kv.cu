@@ -1,0 +1,68 @@
+#include <cuda_bf16.h>
+
+#include "ops/attention/cuda/paged_store.cuh"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/row_vectors.cuh"
+
+namespace braid::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+__device__ __forceinline__ void put(float* to, float4 v) { *reinterpret_cast<float4*>(to) = v; }
+__device__ __forceinline__ void put(__nv_bfloat16* to, float4 v) {
+  __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
+  *reinterpret_cast<uint2*>(to) = *reinterpret_cast<uint2*>(pairs);
+}
+
+// Grid: parts of rows, keys or values.
+template <typename T, bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    write_kernel(Rows<const float> k, Rows<const float> v, KvTable table, PagedRows<T> keys,
+                 PagedRows<T> values, int width, int parts) {
+  wait_for_inputs();
+  const bool is_key = blockIdx.y == 0;
+  const PagedRows<T>& store = is_key ? keys : values;
+  const int entry = blockIdx.x / parts;
+  const int index = table.row_sequences[entry];
+  const DeviceSequence sequence = table.sequences[index];
+  const int row = entry - sequence.first_entry;
+  const int i = 4 * (blockIdx.x % parts * kThreads + threadIdx.x);
+  if (i >= width) return;
+  const int64_t at = store.offset(table.pages + static_cast<int64_t>(index) * table.page_stride,
+                                  sequence.num_pages, sequence.first_position + row);
+  const float* from = (is_key ? k : v)[sequence.first_row + row];
+  // A head's elements are a multiple of eight.
+  const int head = i / store.head_dim;
+  put(store.data + at + store.head_offset(head) + (i - head * store.head_dim),
+      load4<kAligned>(from, i, width));
+}
+
+template <typename T>
+void write(Stream& stream, const TensorView& k, const TensorView& v,
+           std::span<const SequenceRows> sequences, const TensorView& keys,
+           const TensorView& values) {
+  const KvTable table = KvTable::upload(stream.cuda(), sequences);
+  const int width = static_cast<int>(k.dim(1) * k.dim(2));
+  const int parts = ceil_divide(width, 4 * kThreads);
+  const dim3 grid(static_cast<unsigned>(table.num_rows * parts), 2);
+  with_alignment(rows_are_aligned(k, v), [&](auto aligned) {
+    launch(stream, write_kernel<T, decltype(aligned)::value>, grid, kThreads, 0,
+           rows_of<const float>(k), rows_of<const float>(v), table, PagedRows<T>(keys),
+           PagedRows<T>(values), width, parts);
+  });
+}
+
+}  // namespace
+
+void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
+              std::span<const SequenceRows> sequences, const PagedKv& cache) {
+  if (cache.keys.dtype() == DType::kF32) {
+    write<float>(stream, k, v, sequences, cache.keys, cache.values);
+  } else {
+    write<__nv_bfloat16>(stream, k, v, sequences, cache.keys, cache.values);
+  }
+  stream.cuda().finish_op("write_kv");
+}
+
+}  // namespace braid::cuda
