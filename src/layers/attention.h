@@ -1,9 +1,23 @@
 #pragma once
 
+#include "layers/norm.h"
+#include "layers/rotary.h"
 #include "layers/step_context.h"
 #include "ops/attention/attention.h"
 
 namespace braid {
+
+// Queries, keys and values as attention takes them, from their projections q [tokens, heads,
+// head_dim], k and v [tokens, kv_heads, head_dim] (empty if the layer borrows those of another):
+// head norms, rotary embedding, and keys and values into the cache. v_norm: null for none.
+struct HeadNorms {
+  const RmsNorm& q;
+  const RmsNorm& k;
+  const RmsNorm* v = nullptr;
+};
+void prepare_heads(StepContext& step, int64_t layer, const TensorView& q, const TensorView& k,
+                   const TensorView& v, const HeadNorms& norms, const Rotary& rotary,
+                   const Rotary::Tables& tables);
 
 // Stores the new keys and values of `layer`.  k, v: [tokens, kv_heads, head_dim].
 void store_kv(StepContext& step, int64_t layer, const TensorView& k, const TensorView& v);

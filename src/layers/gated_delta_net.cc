@@ -17,7 +17,8 @@ TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const TensorView
 
   const LinearInput input =
       prepare_input(step, x, {&w.qkv.weight(), &w.z.weight(), &w.b.weight(), &w.a.weight()});
-  const TensorView raw = w.qkv.run(step, input);  // [tokens, conv_channels]
+  // raw: [tokens, conv_channels]
+  const auto [raw, gate, b, a] = run_all(step, input, {&w.qkv, &w.z, &w.b, &w.a});
   const TensorView mixed = step.workspace.take(DType::kF32, raw.shape());
   const TensorView kernel = w.conv.view().reshape({d.conv_channels(), d.conv_width});
   causal_conv_silu(step.stream, raw, kernel, memory.store, memory.sequences, mixed);
@@ -26,8 +27,8 @@ TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const TensorView
       .q = mixed.columns(0, d.key_width()).reshape(key_shape),
       .k = mixed.columns(d.key_width(), d.key_width()).reshape(key_shape),
       .v = mixed.columns(2 * d.key_width(), d.value_width()).reshape(value_shape),
-      .b = w.b.run(step, input),
-      .a = w.a.run(step, input),
+      .b = b,
+      .a = a,
       .rate = w.rate,
       .dt_bias = w.dt_bias,
   };
@@ -35,7 +36,7 @@ TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const TensorView
   gated_delta(step.stream, step.workspace, inputs, memory.store, memory.sequences,
               {.order = order_}, out);
 
-  const TensorView z = w.z.run(step, input).reshape(value_shape);
+  const TensorView z = gate.reshape(value_shape);
   gated_rms_norm(step.stream, out, z, w.norm_weight, norm_epsilon_, out);
   return w.output.run(step, out.reshape({tokens, d.value_width()}));
 }

@@ -48,7 +48,8 @@ class GatedDeltaNet {
 
   void place(Placement& placement) {
     Weights& w = weights_;
-    placement.place(w.qkv, w.z, w.b, w.a, w.conv, w.rate, w.dt_bias, w.norm_weight, w.output);
+    placement.place_joined({&w.qkv.weight(), &w.z.weight(), &w.b.weight(), &w.a.weight()});
+    placement.place(w.conv, w.rate, w.dt_bias, w.norm_weight, w.output);
   }
 
  private:

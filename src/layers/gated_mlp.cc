@@ -1,16 +1,24 @@
 #include "layers/gated_mlp.h"
 
+#include "ops/fused/prepared_input.h"
 #include "tensor/profiler.h"
 
 namespace braid {
 
 TensorView GatedMlp::run(StepContext& step, const TensorView& x) const {
   const LayerScope scope(step.stream, "mlp");
-  const LinearInput input = prepare_input(step, x, {&gate_.weight(), &up_.weight()});
-  const TensorView gate = gate_.run(step, input);
-  const TensorView up = up_.run(step, input);
-  activate_and_multiply(step.stream, activation_, gate, up, gate);
-  return down_.run(step, gate);
+  return run(step, prepare_input(step, x, {&gate_.weight(), &up_.weight()}));
+}
+
+TensorView GatedMlp::run(StepContext& step, const RmsNorm& norm, const TensorView& x) const {
+  const LayerScope scope(step.stream, "mlp");
+  return run(step, norm.prepare(step, x, {&gate_.weight(), &up_.weight()}));
+}
+
+TensorView GatedMlp::run(StepContext& step, const LinearInput& input) const {
+  const auto [gate, up] = run_all(step, input, {&gate_, &up_});
+  return down_.run(step, prepare_gated_input(step.stream, step.workspace, activation_, gate, up,
+                                             input_precision(step, {&down_.weight()})));
 }
 
 }  // namespace braid

@@ -1,7 +1,8 @@
 #pragma once
 
-#include "layers/activation.h"
 #include "layers/linear.h"
+#include "layers/norm.h"
+#include "ops/elementwise/elementwise.h"
 
 namespace braid {
 
@@ -18,9 +19,17 @@ class GatedMlp {
   // x: [tokens, hidden]; result: [tokens, hidden].
   TensorView run(StepContext& step, const TensorView& x) const;
 
-  void place(Placement& placement) { placement.place(gate_, up_, down_); }
+  // The same of norm(x).
+  TensorView run(StepContext& step, const RmsNorm& norm, const TensorView& x) const;
+
+  void place(Placement& placement) {
+    placement.place_joined({&gate_.weight(), &up_.weight()});
+    placement.place(down_);
+  }
 
  private:
+  TensorView run(StepContext& step, const LinearInput& input) const;
+
   Activation activation_ = Activation::kGeluTanh;
   Linear gate_;
   Linear up_;

@@ -14,15 +14,46 @@ TensorView Linear::run(StepContext& step, const LinearInput& x) const {
   return y;
 }
 
+void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* const> matrices,
+             std::span<TensorView> results) {
+  const auto follows = [](const Weight& first, int64_t rows, const Weight& next) {
+    return !next.empty() && next.format == first.format && !first.format->panels() &&
+           next.cols() == first.cols() && next.data == first.data + rows * first.row_bytes();
+  };
+  for (size_t i = 0; i < matrices.size();) {
+    if (matrices[i]->empty()) {
+      results[i++] = {};
+      continue;
+    }
+    Weight joined = matrices[i]->weight();
+    int64_t rows = joined.rows();
+    size_t end = i + 1;
+    while (end < matrices.size() && follows(joined, rows, matrices[end]->weight())) {
+      rows += matrices[end++]->weight().rows();
+    }
+    joined.shape = Shape{rows, joined.cols()};
+    const TensorView y = step.workspace.take(DType::kF32, {x.x.dim(0), rows});
+    linear(step.stream, joined, x, y);
+    for (int64_t row = 0; i < end; ++i) {
+      const int64_t count = matrices[i]->weight().rows();
+      results[i] = y.columns(row, count);
+      row += count;
+    }
+  }
+}
+
+ActivationPrecision input_precision(const StepContext& step,
+                                    std::initializer_list<const Weight*> readers) {
+  if (step.precision != ActivationPrecision::kInt8) return step.precision;
+  for (const Weight* reader : readers) {
+    if (!reader->empty() && !reader->format->plain()) return step.precision;
+  }
+  return ActivationPrecision::kF32;
+}
+
 LinearInput prepare_input(StepContext& step, const TensorView& x,
                           std::initializer_list<const Weight*> readers) {
-  ActivationPrecision precision = step.precision;
-  if (precision == ActivationPrecision::kInt8) {
-    bool any_blocks = false;
-    for (const Weight* reader : readers) any_blocks |= !reader->empty() && !reader->format->plain();
-    if (!any_blocks) precision = ActivationPrecision::kF32;
-  }
-  return prepare_linear_input(step.stream, step.workspace, x, precision);
+  return prepare_linear_input(step.stream, step.workspace, x, input_precision(step, readers));
 }
 
 }  // namespace braid

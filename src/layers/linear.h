@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <initializer_list>
+#include <span>
 
 #include "layers/placement.h"
 #include "layers/step_context.h"
@@ -17,6 +19,7 @@ class Linear {
   bool empty() const { return weight_.empty(); }
   int64_t out_features() const { return weight_.rows(); }
   const Weight& weight() const { return weight_; }
+  Weight& weight() { return weight_; }
 
   // y = W·x in the step's workspace.  x: [tokens, in], result: [tokens, out].
   TensorView run(StepContext& step, const TensorView& x) const;
@@ -27,6 +30,23 @@ class Linear {
  private:
   Weight weight_;
 };
+
+// Products of several matrices with one input: [tokens, out] for each, an empty view for an empty
+// matrix. Matrices of one format that lie one behind the other (Placement::place_joined) are
+// multiplied as one; each output is the same.
+void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* const> matrices,
+             std::span<TensorView> results);
+template <size_t kCount>
+std::array<TensorView, kCount> run_all(StepContext& step, const LinearInput& x,
+                                       const Linear* const (&matrices)[kCount]) {
+  std::array<TensorView, kCount> results;
+  run_all(step, x, matrices, results);
+  return results;
+}
+
+// The precision that the step asks for, for the matrices that read an input.
+ActivationPrecision input_precision(const StepContext& step,
+                                    std::initializer_list<const Weight*> readers);
 
 // Rounds x as the step's precision asks, once for all the matrices that read it.
 LinearInput prepare_input(StepContext& step, const TensorView& x,

@@ -1,6 +1,7 @@
 #include "layers/mixture_of_experts.h"
 
 #include "ops/elementwise/elementwise.h"
+#include "ops/fused/prepared_input.h"
 #include "tensor/profiler.h"
 
 namespace braid {
@@ -36,11 +37,10 @@ TensorView MixtureOfExperts::run(StepContext& step, const TensorView& x,
     grouped_linear(stream, weights_.gate, input, groups.offsets, gate);
     grouped_linear(stream, weights_.up, input, groups.offsets, up);
   }
-  const TensorView activated = workspace.take(DType::kF32, {pairs, width});
-  activate_and_multiply(stream, activation_, gate, up, activated);
-
+  const LinearInput activated =
+      prepare_gated_input(stream, workspace, activation_, gate, up, input_precision(step, {&down}));
   const TensorView expert_out = workspace.take(DType::kF32, {pairs, down.rows()});
-  grouped_linear(stream, down, prepare_input(step, activated, {&down}), groups.offsets, expert_out);
+  grouped_linear(stream, down, activated, groups.offsets, expert_out);
   const TensorView out = workspace.take(DType::kF32, {tokens, down.rows()});
   combine_experts(stream, expert_out, groups, experts, weights, out);
   return out;

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "layers/activation.h"
 #include "layers/linear.h"
+#include "ops/elementwise/elementwise.h"
 #include "ops/moe/moe.h"
 #include "tensor/tensor.h"
 

@@ -1,5 +1,7 @@
 #include "layers/norm.h"
 
+#include "layers/linear.h"
+#include "ops/fused/prepared_input.h"
 #include "ops/norm/rms_norm.h"
 
 namespace braid {
@@ -24,6 +26,12 @@ void RmsNorm::run_in_place(StepContext& step, const TensorView& x) const { run_t
 
 void RmsNorm::run_to(StepContext& step, const TensorView& x, const TensorView& y) const {
   rms_norm(step.stream, as_matrix(x), weight_, epsilon_, as_matrix(y));
+}
+
+LinearInput RmsNorm::prepare(StepContext& step, const TensorView& x,
+                             std::initializer_list<const Weight*> readers) const {
+  return prepare_normed_input(step.stream, step.workspace, x, weight_, epsilon_,
+                              input_precision(step, readers));
 }
 
 void RmsNorm::add_to(StepContext& step, const TensorView& x, const TensorView& residual) const {

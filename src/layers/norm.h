@@ -1,7 +1,10 @@
 #pragma once
 
+#include <initializer_list>
+
 #include "layers/placement.h"
 #include "layers/step_context.h"
+#include "quant/weight.h"
 #include "tensor/tensor.h"
 
 namespace braid {
@@ -14,6 +17,8 @@ class RmsNorm {
   RmsNorm(Tensor weight, float epsilon) : weight_(std::move(weight)), epsilon_(epsilon) {}
   explicit RmsNorm(float epsilon) : epsilon_(epsilon) {}
 
+  const Tensor& weight() const { return weight_; }
+  float epsilon() const { return epsilon_; }
   bool has_weight() const { return !weight_.view().empty(); }
 
   // x: [..., width], of any rank: [tokens, heads, head_dim] norms each head on its own.
@@ -22,6 +27,9 @@ class RmsNorm {
   void run_in_place(StepContext& step, const TensorView& x) const;
   // y: of x's shape, rows may be strided.
   void run_to(StepContext& step, const TensorView& x, const TensorView& y) const;
+  // The norm of x, [tokens, width], as the input of the matrices that read it.
+  LinearInput prepare(StepContext& step, const TensorView& x,
+                      std::initializer_list<const Weight*> readers) const;
   // residual += norm(x)
   void add_to(StepContext& step, const TensorView& x, const TensorView& residual) const;
 

@@ -20,6 +20,35 @@ void Placement::place(Weight& weight) {
   weight.device = device_;
 }
 
+void Placement::place_joined(std::initializer_list<Weight*> weights) {
+  const Weight* first = nullptr;
+  bool alike = true;
+  int64_t size_bytes = 0;
+  for (const Weight* weight : weights) {
+    if (weight->empty()) continue;
+    if (first == nullptr) first = weight;
+    alike = alike && weight->format == first->format && !weight->format->panels() &&
+            weight->shape.rank() == 2 && weight->cols() == first->cols() && weight->device.is_cpu();
+    size_bytes += weight->size_bytes();
+  }
+  if (first == nullptr || !alike || device_.is_cpu()) {
+    for (Weight* weight : weights) place(*weight);
+    return;
+  }
+  const auto memory = std::make_shared<Buffer>(static_cast<size_t>(size_bytes), device_);
+  int64_t offset = 0;
+  for (Weight* weight : weights) {
+    if (weight->empty()) continue;
+    std::byte* const there = memory->data() + offset;
+    cuda::copy_to_device(there, weight->data, static_cast<size_t>(weight->size_bytes()),
+                         device_.index);
+    offset += weight->size_bytes();
+    weight->data = there;
+    weight->owner = memory;
+    weight->device = device_;
+  }
+}
+
 void Placement::place(Tensor& tensor) {
   const TensorView from = tensor.view();
   if (from.empty() || from.device() == device_) return;

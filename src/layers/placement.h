@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <utility>
@@ -18,6 +19,9 @@ class Placement {
   Device device() const { return device_; }
   void place(Weight& weight);
   void place(Tensor& tensor);
+  // Puts matrices of one format and width one behind the other, so that they can be multiplied as
+  // one. Others are placed singly; empty ones are passed over.
+  void place_joined(std::initializer_list<Weight*> weights);
   // Anything with a function place(Placement&).
   template <typename Layer>
   requires requires(Layer& layer, Placement& placement) { layer.place(placement); }

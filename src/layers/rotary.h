@@ -25,6 +25,8 @@ class Rotary {
   // x: [tokens, heads, head_dim], in place.
   void apply(StepContext& step, const Tables& tables, const TensorView& x) const;
 
+  int64_t pair_distance() const { return pair_distance_; }
+
   void place(Placement& placement) { placement.place(frequencies_); }
 
  private:

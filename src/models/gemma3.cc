@@ -84,8 +84,8 @@ void Gemma3::place(Placement& placement) {
   placement.place(embedding_, head_, final_norm_, sliding_rope_, full_rope_);
   for (Layer& layer : layers_) {
     placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
-                    layer.post_mlp_norm, layer.q, layer.k, layer.v, layer.output, layer.q_norm,
-                    layer.k_norm, layer.mlp);
+                    layer.post_mlp_norm, layer.output, layer.q_norm, layer.k_norm, layer.mlp);
+    placement.place_joined({&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
   }
 }
 
@@ -106,15 +106,14 @@ void Gemma3::decoder_layer(StepContext& step, int64_t index, const Rotary::Table
                            const TensorView& x) const {
   Workspace::Scope scope(step.workspace);
   const Layer& layer = layers_[index];
-  TensorView h = layer.input_norm.run(step, x);
-  h = attend_block(step, index, tables, h);
+  TensorView h = attend_block(step, index, tables, x);
   layer.post_attention_norm.add_to(step, h, x);
-  h = layer.mlp.run(step, layer.pre_mlp_norm.run(step, x));
+  h = layer.mlp.run(step, layer.pre_mlp_norm, x);
   layer.post_mlp_norm.add_to(step, h, x);
 }
 
 TensorView Gemma3::attend_block(StepContext& step, int64_t index, const Rotary::Tables& tables,
-                                const TensorView& h) const {
+                                const TensorView& x) const {
   const LayerScope scope(step.stream, "attention");
   const Layer& layer = layers_[index];
   const bool sliding = config_.sliding[index];
@@ -123,15 +122,11 @@ TensorView Gemma3::attend_block(StepContext& step, int64_t index, const Rotary::
   const Shape q_shape{tokens, config_.num_heads, config_.head_dim};
   const Shape kv_shape{tokens, config_.num_kv_heads, config_.head_dim};
   const LinearInput input =
-      prepare_input(step, h, {&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
-  const TensorView q = layer.q.run(step, input).reshape(q_shape);
-  const TensorView k = layer.k.run(step, input).reshape(kv_shape);
-  const TensorView v = layer.v.run(step, input).reshape(kv_shape);
-  layer.q_norm.run_in_place(step, q);
-  layer.k_norm.run_in_place(step, k);
-  rotary.apply(step, tables, q);
-  rotary.apply(step, tables, k);
-  store_kv(step, index, k, v);
+      layer.input_norm.prepare(step, x, {&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
+  auto [q, k, v] = run_all(step, input, {&layer.q, &layer.k, &layer.v});
+  q = q.reshape(q_shape);
+  prepare_heads(step, index, q, k.reshape(kv_shape), v.reshape(kv_shape),
+                {layer.q_norm, layer.k_norm}, rotary, tables);
   const AttentionOptions options{.scale = config_.attention_scale,
                                  .window = sliding ? config_.sliding_window : 0};
   return layer.output.run(step, attend(step, index, q, options));

@@ -44,7 +44,7 @@ class Gemma3 : public Model {
   void decoder_layer(StepContext& step, int64_t index, const Rotary::Tables& tables,
                      const TensorView& x) const;
   TensorView attend_block(StepContext& step, int64_t index, const Rotary::Tables& tables,
-                          const TensorView& h) const;
+                          const TensorView& x) const;
   TensorView logits(StepContext& step, const TensorView& x) const;
 
   Gemma3Config config_;

@@ -43,9 +43,10 @@ void Gemma4::place(Placement& placement) {
                   per_layer_projection_, per_layer_norm_);
   for (Layer& layer : layers_) {
     Attention& attention = layer.attention;
+    placement.place_joined({&attention.q.weight(), &attention.k.weight(), &attention.v.weight()});
     placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
-                    layer.post_mlp_norm, layer.mlp, attention.q, attention.k, attention.v,
-                    attention.output, attention.q_norm, attention.k_norm, attention.v_norm);
+                    layer.post_mlp_norm, layer.mlp, attention.output, attention.q_norm,
+                    attention.k_norm, attention.v_norm);
     if (layer.moe) {
       Moe& moe = *layer.moe;
       placement.place(moe.post_mlp_norm, moe.pre_experts_norm, moe.post_experts_norm,
@@ -101,11 +102,9 @@ void Gemma4::decoder_layer(StepContext& step, int64_t index, const Shared& share
                            const TensorView& x) const {
   Workspace::Scope scope(step.workspace);
   const Layer& layer = layers_[index];
-  TensorView h = layer.input_norm.run(step, x);
-  h = attend_block(step, index, shared, h);
+  TensorView h = attend_block(step, index, shared, x);
   layer.post_attention_norm.add_to(step, h, x);
-  h = layer.moe ? mlp_and_experts(step, layer, x)
-                : layer.mlp.run(step, layer.pre_mlp_norm.run(step, x));
+  h = layer.moe ? mlp_and_experts(step, layer, x) : layer.mlp.run(step, layer.pre_mlp_norm, x);
   layer.post_mlp_norm.add_to(step, h, x);
   if (layer.per_layer_input) {
     const int64_t width = config_.per_layer_width;
@@ -116,31 +115,26 @@ void Gemma4::decoder_layer(StepContext& step, int64_t index, const Shared& share
 }
 
 TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& shared,
-                                const TensorView& h) const {
+                                const TensorView& x) const {
   const LayerScope scope(step.stream, "attention");
-  const Attention& attention = layers_[index].attention;
+  const Layer& layer = layers_[index];
+  const Attention& attention = layer.attention;
   const Gemma4Config::Layer& shape = config_.layers[index];
   const int64_t tokens = step.num_tokens();
-  const Rotary& rotary = shape.sliding ? sliding_rope_ : full_rope_;
-  const Rotary::Tables& tables = shape.sliding ? shared.sliding_rope : shared.full_rope;
 
-  const LinearInput input =
-      prepare_input(step, h, {&attention.q.weight(), &attention.k.weight(), &attention.v.weight()});
-  const TensorView q =
-      attention.q.run(step, input).reshape({tokens, config_.num_heads, shape.head_dim});
-  attention.q_norm.run_in_place(step, q);
-  rotary.apply(step, tables, q);
+  const LinearInput input = layer.input_norm.prepare(
+      step, x, {&attention.q.weight(), &attention.k.weight(), &attention.v.weight()});
+  auto [q, k, v] = run_all(step, input, {&attention.q, &attention.k, &attention.v});
+  q = q.reshape({tokens, config_.num_heads, shape.head_dim});
   if (!shape.kv_donor) {
     const Shape kv_shape{tokens, shape.num_kv_heads, shape.head_dim};
-    const TensorView k = attention.k.run(step, input).reshape(kv_shape);
+    k = k.reshape(kv_shape);
     // Without a projection of their own, values are the raw keys, before their norm and rotation.
-    const TensorView raw_v =
-        shape.values_from_keys ? k : attention.v.run(step, input).reshape(kv_shape);
-    const TensorView v = attention.v_norm.run(step, raw_v);
-    attention.k_norm.run_in_place(step, k);
-    rotary.apply(step, tables, k);
-    store_kv(step, index, k, v);
+    v = shape.values_from_keys ? k : v.reshape(kv_shape);
   }
+  prepare_heads(step, index, q, k, v, {attention.q_norm, attention.k_norm, &attention.v_norm},
+                shape.sliding ? sliding_rope_ : full_rope_,
+                shape.sliding ? shared.sliding_rope : shared.full_rope);
   const AttentionOptions options{.scale = 1, .window = shape.sliding ? config_.sliding_window : 0};
   return attention.output.run(step, attend(step, index, q, options));
 }
@@ -150,9 +144,9 @@ TensorView Gemma4::mlp_and_experts(StepContext& step, const Layer& layer,
                                    const TensorView& x) const {
   const LayerScope scope(step.stream, "moe");
   const Moe& moe = *layer.moe;
-  const TensorView dense =
-      moe.post_mlp_norm.run(step, layer.mlp.run(step, layer.pre_mlp_norm.run(step, x)));
-  const TensorView router_logits = moe.router.run(step, moe.router_norm.run(step, x));
+  const TensorView dense = moe.post_mlp_norm.run(step, layer.mlp.run(step, layer.pre_mlp_norm, x));
+  const TensorView router_logits =
+      moe.router.run(step, moe.router_norm.prepare(step, x, {&moe.router.weight()}));
   const TensorView routed = moe.experts.run(step, moe.pre_experts_norm.run(step, x), router_logits);
   moe.post_experts_norm.add_to(step, routed, dense);
   return dense;

@@ -13,7 +13,8 @@ void Qwen3NextLayer::place(Placement& placement) {
   if (delta_net_) placement.place(*delta_net_);
   if (attention_) {
     Attention& a = *attention_;
-    placement.place(a.q, a.gate, a.k, a.v, a.output, a.q_norm, a.k_norm);
+    placement.place_joined({&a.q.weight(), &a.gate.weight(), &a.k.weight(), &a.v.weight()});
+    placement.place(a.output, a.q_norm, a.k_norm);
   }
   if (experts_) placement.place(*experts_);
   if (mlp_) placement.place(*mlp_);
@@ -44,17 +45,13 @@ TensorView Qwen3NextLayer::Attention::run(StepContext& step, int64_t index, cons
   const Shape kv_shape{tokens, num_kv_heads, head_dim};
   const LinearInput input =
       prepare_input(step, h, {&q.weight(), &gate.weight(), &k.weight(), &v.weight()});
-  const TensorView queries = q.run(step, input).reshape({tokens, num_heads, head_dim});
-  const TensorView keys = k.run(step, input).reshape(kv_shape);
-  const TensorView values = v.run(step, input).reshape(kv_shape);
-  q_norm.run_in_place(step, queries);
-  k_norm.run_in_place(step, keys);
-  rotary.apply(step, tables, queries);
-  rotary.apply(step, tables, keys);
-  store_kv(step, index, keys, values);
+  auto [queries, gates, keys, values] = run_all(step, input, {&q, &gate, &k, &v});
+  queries = queries.reshape({tokens, num_heads, head_dim});
+  prepare_heads(step, index, queries, keys.reshape(kv_shape), values.reshape(kv_shape),
+                {q_norm, k_norm}, rotary, tables);
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
   const TensorView out = attend(step, index, queries, {.scale = scale});
-  sigmoid_mul(step.stream, out, gate.run(step, input));
+  sigmoid_mul(step.stream, out, gates);
   return output.run(step, out);
 }
 

@@ -6,6 +6,8 @@
 #include "ops/conv/causal_conv.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/embedding/embedding.h"
+#include "ops/fused/attention_heads.h"
+#include "ops/fused/prepared_input.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/linear/linear.h"
 #include "ops/moe/moe.h"
@@ -66,6 +68,17 @@ void causal_conv_silu(Stream& stream, const TensorView& x, const TensorView& wei
 void gated_delta(Stream& stream, Workspace& workspace, const GatedDeltaInputs& inputs,
                  const RecurrentLayer& layer, std::span<const RecurrentRows> sequences,
                  const GatedDeltaOptions& options, const TensorView& out);
+
+// Under kBF16. What has no elements does not come here.
+LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const TensorView& x,
+                                 const TensorView& weight, float epsilon);
+LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
+                                const TensorView& gate, const TensorView& up);
+// k, v: empty if there are only queries. False: not for heads of this size or alignment; then
+// nothing is done.
+bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, const TensorView& v,
+                   const HeadOptions& options, std::span<const SequenceRows> sequences,
+                   const PagedKv& cache);
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  ActivationPrecision precision);

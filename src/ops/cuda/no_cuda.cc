@@ -62,6 +62,17 @@ void gated_delta(Stream&, Workspace&, const GatedDeltaInputs&, const RecurrentLa
                  std::span<const RecurrentRows>, const GatedDeltaOptions&, const TensorView&) {
   refuse();
 }
+LinearInput prepare_normed_input(Stream&, Workspace&, const TensorView&, const TensorView&, float) {
+  refuse();
+}
+LinearInput prepare_gated_input(Stream&, Workspace&, Activation, const TensorView&,
+                                const TensorView&) {
+  refuse();
+}
+bool prepare_heads(Stream&, const TensorView&, const TensorView&, const TensorView&,
+                   const HeadOptions&, std::span<const SequenceRows>, const PagedKv&) {
+  refuse();
+}
 LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, ActivationPrecision) {
   refuse();
 }

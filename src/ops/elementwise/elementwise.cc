@@ -25,6 +25,16 @@ OpWork work(int64_t elements, int moved, int operations) {
 
 }  // namespace
 
+void activate_and_multiply(Stream& stream, Activation activation, const TensorView& gate,
+                           const TensorView& up, const TensorView& y) {
+  switch (activation) {
+    case Activation::kGeluTanh:
+      return gelu_tanh_mul(stream, gate, up, y);
+    case Activation::kSilu:
+      return silu_mul(stream, gate, up, y);
+  }
+}
+
 void gelu_tanh_mul(Stream& stream, const TensorView& gate, const TensorView& up,
                    const TensorView& y) {
   check_same(gate, up);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "tensor/index_list.h"
 #include "tensor/stream.h"
 #include "tensor/tensor_view.h"
@@ -7,6 +9,16 @@
 namespace braid {
 
 // All views: [rows, width] float32, rows may be strided.
+
+// The non-linearity of a gated MLP.
+enum class Activation : uint8_t {
+  kGeluTanh,  // Gemma
+  kSilu,      // Qwen
+};
+
+// y = f(gate) ⊙ up, one of the two that follow.
+void activate_and_multiply(Stream& stream, Activation activation, const TensorView& gate,
+                           const TensorView& up, const TensorView& y);
 
 // y = gelu(gate) ⊙ up, gelu(x) = ½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))). y may be gate or up.
 void gelu_tanh_mul(Stream& stream, const TensorView& gate, const TensorView& up,

@@ -17,6 +17,7 @@ struct PagedRows {
   int page_shift;       // page_tokens = 1 << page_shift
   int head_dim;
 
+  PagedRows() = default;
   explicit PagedRows(const TensorView& view)
       : data(static_cast<T*>(view.raw())),
         page_stride(view.row_stride()),

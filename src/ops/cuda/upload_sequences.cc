@@ -1,0 +1,15 @@
+#include "ops/attention/cuda/kv_table.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/gated_delta/cuda/recurrent_table.h"
+
+namespace braid::cuda {
+
+void upload_sequences(Stream& stream, std::span<const SequenceRows> sequences) {
+  KvTable::upload(stream.cuda(), sequences);
+}
+
+void upload_sequences(Stream& stream, std::span<const RecurrentRows> sequences) {
+  recurrent_table(stream.cuda(), sequences);
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,193 @@
+#include <cuda_bf16.h>
+
+#include "ops/attention/cuda/paged_store.cuh"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/row_vectors.cuh"
+#include "ops/norm/cuda/rms_norm.cuh"
+
+namespace braid::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+
+__device__ __forceinline__ void put(float* to, float4 v) { *reinterpret_cast<float4*>(to) = v; }
+__device__ __forceinline__ void put(__nv_bfloat16* to, float4 v) {
+  __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
+  *reinterpret_cast<uint2*>(to) = *reinterpret_cast<uint2*>(pairs);
+}
+
+struct HeadArguments {
+  Rows<float> q;
+  Rows<const float> k, v;
+  const float* q_norm;
+  const float* k_norm;
+  bool normed_values;
+  float epsilon;
+  Rows<const float> cos, sin;
+  int pairs, distance;
+  int heads, kv_heads;
+  int64_t num_queries;  // heads of all tokens
+  int64_t num_keys;     // heads of all stored rows
+  KvTable table;
+};
+
+// One head of one token: read, normed, turned. Element 4·(32·j + lane) + n is v[j][n].
+template <int kDim>
+struct Head {
+  static constexpr int kVectors = kDim / (4 * kWarp);
+  static constexpr int kKept = kVectors > 0 ? kVectors : 1;
+  static_assert(kDim % 128 == 0 || kDim == 64);
+
+  float4 v[kKept];
+
+  static __device__ int element(int j, int lane) { return 4 * (j * kWarp + lane); }
+
+  __device__ void load(const float* row, int lane) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) v[j] = load4<true>(row, element(j, lane), kDim);
+  }
+  __device__ void norm(const float* weight, float epsilon, int lane) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) sum += sum_of_squares(v[j]);
+    const float factor = inverse_rms(warp_sum(sum), kDim, epsilon);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      v[j] = {__fmul_rn(v[j].x, factor), __fmul_rn(v[j].y, factor), __fmul_rn(v[j].z, factor),
+              __fmul_rn(v[j].w, factor)};
+      if (weight == nullptr) continue;
+      const float4 w = load4<true>(weight, element(j, lane), kDim);
+      v[j] = {__fmul_rn(v[j].x, w.x), __fmul_rn(v[j].y, w.y), __fmul_rn(v[j].z, w.z),
+              __fmul_rn(v[j].w, w.w)};
+    }
+  }
+  // scratch: kDim floats of the warp's own.
+  __device__ void turn(const float* cos, const float* sin, int pairs, int distance, float* scratch,
+                       int lane) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      if (element(j, lane) < kDim) put(scratch + element(j, lane), v[j]);
+    }
+    __syncwarp();
+    for (int i = lane; i < pairs; i += kWarp) {
+      const float a = scratch[i], b = scratch[i + distance], c = cos[i], s = sin[i];
+      scratch[i] = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
+      scratch[i + distance] = __fadd_rn(__fmul_rn(b, c), __fmul_rn(a, s));
+    }
+    __syncwarp();
+    load(scratch, lane);
+  }
+  template <typename T>
+  __device__ void store(T* row, int lane) const {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      if (element(j, lane) < kDim) put(row + element(j, lane), v[j]);
+    }
+  }
+};
+
+// A warp takes a query head, or a key head with its values.
+template <int kDim, typename T>
+__global__ void __launch_bounds__(kWarps* kWarp)
+    heads_kernel(HeadArguments args, PagedRows<T> keys, PagedRows<T> values) {
+  __shared__ alignas(16) float scratch[kWarps][kDim];
+  let_next_start();
+  wait_for_inputs();
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  Head<kDim> head;
+  if (index < args.num_queries) {
+    const int64_t token = index / args.heads;
+    float* row = args.q[token] + index % args.heads * kDim;
+    head.load(row, lane);
+    head.norm(args.q_norm, args.epsilon, lane);
+    head.turn(args.cos[token], args.sin[token], args.pairs, args.distance, scratch[warp], lane);
+    head.store(row, lane);
+    return;
+  }
+  const int64_t key = index - args.num_queries;
+  if (key >= args.num_keys) return;
+  const int64_t entry = key / args.kv_heads;
+  const int kv_head = static_cast<int>(key % args.kv_heads);
+  const int which = args.table.row_sequences[entry];
+  const DeviceSequence sequence = args.table.sequences[which];
+  const int row = static_cast<int>(entry) - sequence.first_entry;
+  const int64_t token = sequence.first_row + row;
+  const int64_t at =
+      keys.offset(args.table.pages + static_cast<int64_t>(which) * args.table.page_stride,
+                  sequence.num_pages, sequence.first_position + row);
+  head.load(args.v[token] + kv_head * kDim, lane);
+  if (args.normed_values) head.norm(nullptr, args.epsilon, lane);
+  head.store(values.data + at + values.head_offset(kv_head), lane);
+  head.load(args.k[token] + kv_head * kDim, lane);
+  head.norm(args.k_norm, args.epsilon, lane);
+  head.turn(args.cos[token], args.sin[token], args.pairs, args.distance, scratch[warp], lane);
+  head.store(keys.data + at + keys.head_offset(kv_head), lane);
+}
+
+template <int kDim, typename T>
+void launch_heads(Stream& stream, const HeadArguments& args, const PagedKv& cache) {
+  const int64_t warps = args.num_queries + args.num_keys;
+  PagedRows<T> keys{}, values{};
+  if (args.num_keys > 0) {
+    keys = PagedRows<T>(cache.keys);
+    values = PagedRows<T>(cache.values);
+  }
+  launch(stream, heads_kernel<kDim, T>, static_cast<unsigned>(ceil_divide<int64_t>(warps, kWarps)),
+         kWarps * kWarp, 0, args, keys, values);
+}
+
+template <typename T>
+bool launch_heads(Stream& stream, int64_t dim, const HeadArguments& args, const PagedKv& cache) {
+  switch (dim) {
+    case 64:
+      launch_heads<64, T>(stream, args, cache);
+      return true;
+    case 128:
+      launch_heads<128, T>(stream, args, cache);
+      return true;
+    case 256:
+      launch_heads<256, T>(stream, args, cache);
+      return true;
+    case 512:
+      launch_heads<512, T>(stream, args, cache);
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, const TensorView& v,
+                   const HeadOptions& options, std::span<const SequenceRows> sequences,
+                   const PagedKv& cache) {
+  HeadArguments args{.q = rows_of<float>(q),
+                     .q_norm = options.q_norm.data<float>(),
+                     .normed_values = options.normed_values,
+                     .epsilon = options.epsilon,
+                     .cos = rows_of<const float>(options.cos),
+                     .sin = rows_of<const float>(options.sin),
+                     .pairs = static_cast<int>(options.cos.dim(1)),
+                     .distance = static_cast<int>(options.pair_distance),
+                     .heads = static_cast<int>(q.dim(1)),
+                     .num_queries = q.dim(0) * q.dim(1)};
+  bool aligned = rows_are_aligned(q);
+  bool wide = true;
+  if (!k.empty()) {
+    args.k = rows_of<const float>(k);
+    args.v = rows_of<const float>(v);
+    args.k_norm = options.k_norm.data<float>();
+    args.kv_heads = static_cast<int>(k.dim(1));
+    args.table = KvTable::upload(stream.cuda(), sequences);
+    args.num_keys = int64_t{args.table.num_rows} * k.dim(1);
+    aligned = aligned && rows_are_aligned(k, v);
+    wide = cache.keys.dtype() == DType::kF32;
+  }
+  const bool done = aligned && (wide ? launch_heads<float>(stream, q.dim(2), args, cache)
+                                     : launch_heads<__nv_bfloat16>(stream, q.dim(2), args, cache));
+  if (done) stream.cuda().finish_op("prepare_heads");
+  return done;
+}
+
+}  // namespace braid::cuda

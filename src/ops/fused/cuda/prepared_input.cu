@@ -1,0 +1,141 @@
+#include <cuda_bf16.h>
+
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/row_vectors.cuh"
+#include "ops/elementwise/cuda/activations.cuh"
+#include "ops/linear/cuda/products.h"
+#include "ops/norm/cuda/rms_norm.cuh"
+
+namespace braid::cuda {
+namespace {
+
+constexpr int kGatedThreads = 128;
+constexpr int kMostThreads = 512;
+
+__device__ __forceinline__ void store_rounded(uint16_t* row, int i, float4 v) {
+  const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y),
+                                   __floats2bfloat162_rn(v.z, v.w)};
+  *reinterpret_cast<uint2*>(row + i) = *reinterpret_cast<const uint2*>(pairs);
+}
+
+// Room for rows of bfloat16 that end in zeros, as the products take them.
+struct Packed {
+  Packed(Workspace& workspace, const TensorView& x)
+      : padded(ceil_divide<int64_t>(x.dim(1), kPackedColumns) * kPackedColumns),
+        all(workspace.take(DType::kBF16, {x.dim(0), padded})) {}
+
+  Rows<uint16_t> rows() const { return {static_cast<uint16_t*>(all.raw()), padded}; }
+  LinearInput input(const TensorView& x) const {
+    LinearInput input;
+    input.precision = ActivationPrecision::kBF16;
+    input.x = x;
+    input.packed = all.columns(0, x.dim(1) + x.dim(1) % 2);
+    return input;
+  }
+
+  int64_t padded;
+  TensorView all;
+};
+
+// A block takes a row, each thread kVectors · 4 elements of it in registers. The order of the sum
+// is that of rms_norm.
+template <bool kAligned, int kVectors>
+__global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
+    normed_kernel(Rows<const float> x, const float* weight, float epsilon, int width, int padded,
+                  Rows<uint16_t> packed) {
+  let_next_start();
+  float4 w[kVectors], v[kVectors];
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    const int i = 4 * (j * blockDim.x + threadIdx.x);
+    w[j] = weight != nullptr ? load4<kAligned>(weight, i, width) : float4{1, 1, 1, 1};
+  }
+  wait_for_inputs();
+  const float* row = x[blockIdx.x];
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    v[j] = load4<kAligned>(row, 4 * (j * blockDim.x + threadIdx.x), width);
+  }
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) sum += sum_of_squares(v[j]);
+  const float factor = inverse_rms(block_sum(sum), width, epsilon);
+  uint16_t* out = packed[blockIdx.x];
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    const int i = 4 * (j * blockDim.x + threadIdx.x);
+    if (i >= padded) continue;
+    store_rounded(
+        out, i,
+        {__fmul_rn(__fmul_rn(v[j].x, factor), w[j].x), __fmul_rn(__fmul_rn(v[j].y, factor), w[j].y),
+         __fmul_rn(__fmul_rn(v[j].z, factor), w[j].z),
+         __fmul_rn(__fmul_rn(v[j].w, factor), w[j].w)});
+  }
+}
+
+template <bool kAligned, Activation kActivation>
+__global__ void __launch_bounds__(kGatedThreads)
+    gated_kernel(Rows<const float> gate, Rows<const float> up, int width, int padded,
+                 Rows<uint16_t> packed) {
+  let_next_start();
+  wait_for_inputs();
+  const int i = 4 * (blockIdx.x * kGatedThreads + threadIdx.x);
+  if (i >= padded) return;
+  const float4 g = load4<kAligned>(gate[blockIdx.y], i, width);
+  const float4 u = load4<kAligned>(up[blockIdx.y], i, width);
+  const auto one = [](float a, float b) {
+    return (kActivation == Activation::kSilu ? silu(a) : gelu_tanh(a)) * b;
+  };
+  store_rounded(packed[blockIdx.y], i,
+                {one(g.x, u.x), one(g.y, u.y), one(g.z, u.z), one(g.w, u.w)});
+}
+
+template <bool kAligned, int kVectors>
+void launch_normed(Stream& stream, const TensorView& x, const float* weight, float epsilon,
+                   const Packed& packed) {
+  const int threads =
+      ceil_divide(ceil_divide(static_cast<int>(packed.padded), 4 * kVectors), kWarp) * kWarp;
+  launch(stream, normed_kernel<kAligned, kVectors>, static_cast<unsigned>(x.dim(0)), threads, 0,
+         rows_of<const float>(x), weight, epsilon, static_cast<int>(x.dim(1)),
+         static_cast<int>(packed.padded), packed.rows());
+}
+
+}  // namespace
+
+LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const TensorView& x,
+                                 const TensorView& weight, float epsilon) {
+  const Packed packed(workspace, x);
+  const float* gains = weight.empty() ? nullptr : weight.data<float>();
+  const bool aligned =
+      rows_are_aligned(x) && reinterpret_cast<uintptr_t>(gains) % 16 == 0 && x.dim(1) % 4 == 0;
+  BRAID_CHECK(packed.padded <= 8 * 4 * kMostThreads, "a norm of rows of {}", x.dim(1));
+  with_alignment(aligned, [&](auto constant) {
+    constexpr bool kAligned = decltype(constant)::value;
+    if (packed.padded <= 4096) {
+      launch_normed<kAligned, 1>(stream, x, gains, epsilon, packed);
+    } else {
+      launch_normed<kAligned, 8>(stream, x, gains, epsilon, packed);
+    }
+  });
+  stream.cuda().finish_op("prepare_normed_input");
+  return packed.input(x);
+}
+
+LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
+                                const TensorView& gate, const TensorView& up) {
+  const Packed packed(workspace, gate);
+  const dim3 grid(static_cast<unsigned>(ceil_divide<int64_t>(packed.padded, 4 * kGatedThreads)),
+                  static_cast<unsigned>(gate.dim(0)));
+  with_alignment(rows_are_aligned(gate, up), [&](auto constant) {
+    constexpr bool kAligned = decltype(constant)::value;
+    auto* kernel = activation == Activation::kSilu ? gated_kernel<kAligned, Activation::kSilu>
+                                                   : gated_kernel<kAligned, Activation::kGeluTanh>;
+    launch(stream, kernel, grid, kGatedThreads, 0, rows_of<const float>(gate),
+           rows_of<const float>(up), static_cast<int>(gate.dim(1)), static_cast<int>(packed.padded),
+           packed.rows());
+  });
+  stream.cuda().finish_op("prepare_gated_input");
+  return packed.input(gate);
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,49 @@
+#include "ops/fused/prepared_input.h"
+
+#include "base/check.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/norm/rms_norm.h"
+#include "tensor/profiler.h"
+
+namespace braid {
+namespace {
+
+bool one_pass(const Stream& stream, const TensorView& x, ActivationPrecision precision) {
+  return !stream.is_cpu() && precision != ActivationPrecision::kF32 && !x.empty();
+}
+
+}  // namespace
+
+LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const TensorView& x,
+                                 const TensorView& weight, float epsilon,
+                                 ActivationPrecision precision) {
+  BRAID_CHECK(x.rank() == 2, "x {}", to_string(x.shape()));
+  if (one_pass(stream, x, precision)) {
+    const OpScope op(stream, "normed_input", [&] {
+      const double elements = static_cast<double>(x.num_elements());
+      return OpWork{.activation_bytes = 6 * elements, .operations = 4 * elements};
+    });
+    return cuda::prepare_normed_input(stream, workspace, x, weight, epsilon);
+  }
+  const TensorView y = workspace.take(DType::kF32, x.shape());
+  rms_norm(stream, x, weight, epsilon, y);
+  return prepare_linear_input(stream, workspace, y, precision);
+}
+
+LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
+                                const TensorView& gate, const TensorView& up,
+                                ActivationPrecision precision) {
+  BRAID_CHECK(gate.rank() == 2 && gate.shape() == up.shape(), "gate {}, up {}",
+              to_string(gate.shape()), to_string(up.shape()));
+  if (one_pass(stream, gate, precision)) {
+    const OpScope op(stream, "gated_input", [&] {
+      const double elements = static_cast<double>(gate.num_elements());
+      return OpWork{.activation_bytes = 10 * elements, .operations = 12 * elements};
+    });
+    return cuda::prepare_gated_input(stream, workspace, activation, gate, up);
+  }
+  activate_and_multiply(stream, activation, gate, up, gate);
+  return prepare_linear_input(stream, workspace, gate, precision);
+}
+
+}  // namespace braid

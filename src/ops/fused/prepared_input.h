@@ -1,0 +1,22 @@
+#pragma once
+
+#include "ops/elementwise/elementwise.h"
+#include "ops/linear/linear.h"
+
+namespace braid {
+
+// Inputs of matrix products that come straight out of another op. The results are those of the two
+// ops in turn, bit for bit; on a CUDA device with rounded inputs they are one pass, and the float32
+// values (LinearInput::x) are then not written.
+
+// prepare_linear_input(rms_norm(x)).  x: [tokens, width]; weight as rms_norm takes it.
+LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const TensorView& x,
+                                 const TensorView& weight, float epsilon,
+                                 ActivationPrecision precision);
+
+// prepare_linear_input(f(gate) ⊙ up).  gate, up: [tokens, width]; gate may be overwritten.
+LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
+                                const TensorView& gate, const TensorView& up,
+                                ActivationPrecision precision);
+
+}  // namespace braid
