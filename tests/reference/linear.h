@@ -27,7 +27,8 @@ inline std::vector<double> rounded_inputs(const LinearInput& input, bool int8) {
     for (int64_t c = 0; c < cols; ++c) {
       values[t * cols + c] =
           int8 ? double{input.scales.row<float>(t)[c / 32]} * input.codes.row<int8_t>(t)[c]
-               : double{input.x.row<float>(t)[c]};
+          : input.packed.rank() == 2 ? double{to_float(input.packed.row<BFloat16>(t)[c])}
+                                     : double{input.x.row<float>(t)[c]};
     }
   }
   return values;

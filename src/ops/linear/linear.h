@@ -15,14 +15,14 @@ namespace braid {
 //   kF32   not at all. Quantised weights are expanded block by block in registers or cache.
 //   kBF16  to bfloat16 (nearest even).
 //   kInt8  symmetric int8 with one float32 scale per 32 inputs, for block-quantised weights;
-//          weights of plain formats then take kF32.
+//          weights of plain formats then take kF32. On a CUDA device the same as kBF16.
 enum class ActivationPrecision { kF32, kBF16, kInt8 };
 
 // Inputs of one or more products, prepared once. x: [tokens, cols] float32. Views live in the
 // workspace, except that x may be the caller's.
 struct LinearInput {
   ActivationPrecision precision = ActivationPrecision::kF32;
-  TensorView x;       // float32; under kBF16 already rounded
+  TensorView x;       // float32; under kBF16 already rounded (on a CUDA device: as it was)
   TensorView codes;   // kInt8: int8 [tokens, cols], -127 to 127
   TensorView scales;  // kInt8: float32 [tokens, cols / 32]
   TensorView sums;    // kInt8: int32 [tokens, cols / 16], sums of codes
@@ -39,6 +39,11 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
 // y[t, r] = Σ_c w[r, c] · x[t, c].  w: [rows, cols], x: [tokens, cols], y: [tokens, rows] float32,
 // rows may be strided. Each output is summed in an order that depends on cols, format and precision
 // alone: not on tokens, threads or neighbours.
+//
+// On a CUDA device: under kBF16 the tensor cores multiply, and weights of other formats than float32
+// are rounded to bfloat16 on the way; under kF32 all is float32. The order of a sum depends on the
+// format and the matrix's size as well, and, from more than 32 tokens on (kF32: 64; experts: 8 each
+// on average), on the number of tokens. Weights must lie as in files, at a multiple of 16 bytes.
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y);
 
 // One product per expert on its own rows: rows [offsets[e], offsets[e+1]) of x meet expert e's

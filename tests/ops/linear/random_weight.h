@@ -69,6 +69,18 @@ inline Weight random_weight(Random& random, FormatId id, const Shape& shape) {
   return w;
 }
 
+// The same in the memory of the device that the running test is for.
+inline Weight on_target(const Weight& w) {
+  if (op_test_device.is_cpu()) return w;
+  Weight copy = w;
+  const size_t size = static_cast<size_t>(w.size_bytes());
+  const auto storage = std::make_shared<Buffer>(size, op_test_device);
+  std::memcpy(storage->data(), w.data, size);
+  copy.data = storage->data();
+  copy.owner = storage;
+  return copy;
+}
+
 // The same matrices in panels, aligned as a panel must be.
 inline Weight in_panels(const Weight& w) {
   Weight panels = w;

@@ -1,0 +1,326 @@
+// Times of the CUDA products at the sizes of models: chains of one product on rotating weights, as
+// CUDA graphs with programmatic edges. Every line has the time of a link and its share of the rate
+// at which this machine reads, or of its bfloat16 rate, measured in the same run.
+//
+//   linear_bench [few | plans | grouped | many]...        (all of them by default)
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ops/linear/cuda/few_tokens.cuh"
+#include "ops/linear/linear.h"
+#include "tensor/buffer.h"
+#include "tensor/cuda/device_memory.h"
+
+namespace {
+
+using namespace braid;
+using namespace braid::cuda;
+
+constexpr size_t kPoolBytes = size_t{4} << 30;
+
+__global__ void fill(uint32_t* p, int64_t n) {
+  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < n; i += gridDim.x * 256ll) {
+    uint32_t h = static_cast<uint32_t>(i) * 2654435761u ^ static_cast<uint32_t>(i >> 32);
+    h ^= h >> 16;
+    h *= 0x85ebca6b;
+    h ^= h >> 13;
+    h *= 0xc2b2ae35;
+    h ^= h >> 16;
+    // Small numbers as pairs of bfloat16: signs and mantissas vary.
+    p[i] = (h & 0x807f807fu) | 0x3c003c00u | (h >> 8 & 0x00800080u);
+  }
+}
+
+__global__ void read_all(const uint4* p, int64_t n, uint32_t* sink) {
+  uint32_t sum = 0;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  for (; i + 3 * step < n; i += 4 * step) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint4 v = load_streamed(reinterpret_cast<const uint8_t*>(p + i + k * step));
+      sum += v.x ^ v.y ^ v.z ^ v.w;
+    }
+  }
+  if (sum == 0x12345678) *sink = sum;
+}
+
+struct Machine {
+  ThreadPool pool{{.num_threads = 1}};
+  Stream stream{pool, Device{DeviceKind::kCuda, 0}};
+  Buffer weights{kPoolBytes, stream.device()};
+  Buffer x{size_t{256} << 20, stream.device()};
+  Buffer y{size_t{512} << 20, stream.device()};
+  Buffer offsets{4096, stream.device()};
+  double read_rate = 0;  // bytes a second
+  double bf16_rate = 0;  // operations a second
+};
+
+float milliseconds(cudaStream_t stream, const std::function<void()>& body, int rounds) {
+  cudaEvent_t begin, end;
+  BRAID_CUDA_CHECK(cudaEventCreate(&begin));
+  BRAID_CUDA_CHECK(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < rounds + 1; ++i) {
+    BRAID_CUDA_CHECK(cudaEventRecord(begin, stream));
+    body();
+    BRAID_CUDA_CHECK(cudaEventRecord(end, stream));
+    BRAID_CUDA_CHECK(cudaEventSynchronize(end));
+    float ms = 0;
+    BRAID_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+    if (i > 0) times.push_back(ms);
+  }
+  BRAID_CUDA_CHECK(cudaEventDestroy(begin));
+  BRAID_CUDA_CHECK(cudaEventDestroy(end));
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+// Microseconds of a link; link(i) queues the i-th.
+double time_chain(Machine& m, int links, const std::function<void(int)>& link) {
+  cudaStream_t stream = m.stream.cuda().handle();
+  link(0);  // whatever is set up at first use
+  BRAID_CUDA_CHECK(cudaStreamSynchronize(stream));
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  BRAID_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < links; ++i) link(i);
+  BRAID_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+  BRAID_CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+  const float ms = milliseconds(
+      stream, [&] { BRAID_CUDA_CHECK(cudaGraphLaunch(executable, stream)); }, 7);
+  BRAID_CUDA_CHECK(cudaGraphExecDestroy(executable));
+  BRAID_CUDA_CHECK(cudaGraphDestroy(graph));
+  return 1e3 * ms / links;
+}
+
+struct Problem {
+  FormatId format;
+  int64_t experts;  // 0: one matrix
+  int64_t rows, cols, tokens;
+
+  const QuantFormat& quant() const { return quant_format(format); }
+  int64_t matrix_bytes() const { return rows * quant().row_bytes(cols); }
+  int64_t bytes() const { return std::max<int64_t>(experts, 1) * matrix_bytes(); }
+  int links() const {
+    return static_cast<int>(std::clamp<int64_t>(
+        static_cast<int64_t>(kPoolBytes / 2) / bytes(), 2, 96));
+  }
+};
+
+// Link i of a problem's chain, as the op is called.
+void run_link(Machine& m, const Problem& p, int i) {
+  Weight w;
+  w.format = &p.quant();
+  w.shape = p.experts > 0 ? Shape{p.experts, p.rows, p.cols} : Shape{p.rows, p.cols};
+  w.data = m.weights.data() + i % p.links() * p.bytes();
+  const Device device = m.stream.device();
+  LinearInput input;
+  input.precision = ActivationPrecision::kBF16;
+  input.x = TensorView(m.x.data(), DType::kF32, {p.tokens, p.cols}, device);
+  input.packed = TensorView(m.x.data(), DType::kBF16, {p.tokens, p.cols}, device);
+  const TensorView y(m.y.data(), DType::kF32, {p.tokens, p.rows}, device);
+  if (p.experts == 0) return linear(m.stream, w, input, y);
+  grouped_linear(m.stream, w, input,
+                 IndexList({reinterpret_cast<const int32_t*>(m.offsets.data()),
+                            static_cast<size_t>(p.experts + 1)},
+                           device),
+                 y);
+}
+
+Products make_products(Machine& m, const Problem& p, int link) {
+  Products products{};
+  products.format = p.format;
+  products.weights =
+      reinterpret_cast<const uint8_t*>(m.weights.data()) + link % p.links() * p.bytes();
+  products.row_bytes = p.quant().row_bytes(p.cols);
+  products.matrix_bytes = p.matrix_bytes();
+  products.rows = static_cast<int>(p.rows);
+  products.cols = static_cast<int>(p.cols);
+  products.packed = reinterpret_cast<const uint16_t*>(m.x.data());
+  products.packed_stride = p.cols;
+  products.y = reinterpret_cast<float*>(m.y.data());
+  products.y_stride = p.rows;
+  products.tokens = static_cast<int>(p.tokens);
+  products.experts = static_cast<int>(p.experts);
+  products.offsets = reinterpret_cast<const int32_t*>(m.offsets.data());
+  return products;
+}
+
+struct Size {
+  const char* model;
+  int64_t rows, cols;
+};
+constexpr Size kSizes[] = {
+    {"26b", 8192, 2816},  {"26b", 2816, 4096},   {"26b", 4224, 2816},  {"26b", 2816, 2112},
+    {"26b", 262144, 2816}, {"12b", 8192, 3840},   {"12b", 3840, 4096},  {"12b", 30720, 3840},
+    {"12b", 3840, 15360}, {"80b", 12288, 2048},  {"80b", 2048, 4096},  {"80b", 9216, 2048},
+    {"80b", 1024, 2048},
+};
+
+void few(Machine& m) {
+  std::printf("\nfew tokens: us of a link (share of the read rate)\n");
+  for (const FormatId format : {FormatId::kBF16, FormatId::kQ8_0, FormatId::kQ4_0}) {
+    for (const Size& size : kSizes) {
+      std::printf("%-5s %s %6ld x %5ld %7.1f MiB ", quant_format(format).name.data(), size.model,
+                  size.rows, size.cols,
+                  Problem{format, 0, size.rows, size.cols, 1}.bytes() / 1048576.0);
+      for (const int64_t tokens : {1, 8, 16, 32}) {
+        const Problem p{format, 0, size.rows, size.cols, tokens};
+        const double us = time_chain(m, p.links(), [&](int i) { run_link(m, p, i); });
+        std::printf(" | M %2ld %7.1f (%3.0f %%)", tokens, us,
+                    100 * p.bytes() / (us * 1e-6) / m.read_rate);
+      }
+      std::printf("\n");
+    }
+  }
+}
+
+template <int kRowWarps, int kDepth>
+void time_plans(Machine& m, const Problem& p) {
+  std::printf("  row warps %d depth %d:", kRowWarps, kDepth);
+  const int tiles = static_cast<int>((p.rows + 32 * kRowWarps - 1) / (32 * kRowWarps));
+  for (const int wanted : {100, 132, 200, 264}) {
+    const int splits = std::clamp((wanted + tiles / 2) / tiles, 1, 8);
+    if (wanted > 100 && splits == std::clamp((wanted * 2 / 3 + tiles / 2) / tiles, 1, 8)) continue;
+    for (const int prefetch : {0, 32, 128}) {
+      const FewTokensPlan plan{splits, (prefetch << 10) / (32 * kRowWarps) / 16 * 16};
+      const double us = time_chain(m, p.links(), [&](int i) {
+        launch_few_tokens<BFloat16Chunk, 1, kRowWarps, kDepth>(m.stream, make_products(m, p, i),
+                                                               plan);
+      });
+      std::printf("  %dx pf%d %.1f (%.0f)", splits, prefetch, us,
+                  100 * p.bytes() / (us * 1e-6) / m.read_rate);
+    }
+  }
+  std::printf("\n");
+}
+
+void plans(Machine& m) {
+  std::printf("\nplans, bf16, 8 tokens: splits, prefetched KiB a block, us (%% of the read rate)\n");
+  for (const Size& size : kSizes) {
+    const Problem p{FormatId::kBF16, 0, size.rows, size.cols, 8};
+    std::printf("%ld x %ld, %.1f MiB\n", size.rows, size.cols, p.bytes() / 1048576.0);
+    time_plans<1, 4>(m, p);
+    time_plans<2, 4>(m, p);
+    time_plans<4, 4>(m, p);
+    time_plans<2, 2>(m, p);
+  }
+}
+
+// Tokens of experts when each of `tokens` picks `picks` different ones at random; experts touched.
+int route(Machine& m, int64_t tokens, int picks, int64_t experts) {
+  std::mt19937 engine(7);
+  std::vector<int32_t> counts(static_cast<size_t>(experts)), order(counts.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+  for (int64_t t = 0; t < tokens; ++t) {
+    std::shuffle(order.begin(), order.end(), engine);
+    for (int i = 0; i < picks; ++i) ++counts[static_cast<size_t>(order[i])];
+  }
+  std::vector<int32_t> offsets(1, 0);
+  int touched = 0;
+  for (const int32_t count : counts) {
+    offsets.push_back(offsets.back() + count);
+    touched += count > 0 ? 1 : 0;
+  }
+  copy_to_device(m.offsets.data(), offsets.data(), offsets.size() * 4, 0);
+  return touched;
+}
+
+void grouped(Machine& m) {
+  std::printf("\nexperts: us of a link (share of the read rate, of the bf16 rate)\n");
+  struct Group {
+    int64_t experts, rows, cols;
+    int picks;
+  };
+  constexpr Group kGroups[] = {{128, 1408, 2816, 8}, {128, 2816, 704, 8}, {512, 1024, 2048, 10},
+                               {512, 2048, 512, 10}};
+  for (const FormatId format : {FormatId::kBF16, FormatId::kQ8_0, FormatId::kQ4_0}) {
+    for (const Group& g : kGroups) {
+      std::printf("%-5s %3ld x %4ld x %4ld", quant_format(format).name.data(), g.experts, g.rows,
+                  g.cols);
+      for (const int64_t tokens : {1, 8, 32, 2048}) {
+        const int touched = route(m, tokens, g.picks, g.experts);
+        const Problem p{format, g.experts, g.rows, g.cols, tokens * g.picks};
+        const double us =
+            time_chain(m, std::min(p.links(), 8), [&](int i) { run_link(m, p, i); });
+        const double seconds = us * 1e-6;
+        std::printf(" | %4ld: %3d experts %7.1f (%3.0f %%, %3.0f %%)", tokens, touched, us,
+                    100.0 * touched * p.matrix_bytes() / seconds / m.read_rate,
+                    200.0 * p.tokens * p.rows * p.cols / seconds / m.bf16_rate);
+      }
+      std::printf("\n");
+    }
+  }
+}
+
+void many(Machine& m) {
+  std::printf("\n2048 tokens: us of a link (share of the bf16 rate)\n");
+  for (const Size& size : kSizes) {
+    if (size.rows > 100000) continue;
+    std::printf("%6ld x %5ld", size.rows, size.cols);
+    for (const FormatId format : {FormatId::kBF16, FormatId::kQ8_0, FormatId::kQ4_0}) {
+      for (const int64_t tokens : {64, 256, 2048}) {
+        if (format == FormatId::kQ8_0 && tokens < 2048) continue;
+        const Problem p{format, 0, size.rows, size.cols, tokens};
+        const double us =
+            time_chain(m, std::min(p.links(), 8), [&](int i) { run_link(m, p, i); });
+        std::printf(" | %s M %ld %7.1f (%3.0f %%)", p.quant().name.data(), tokens, us,
+                    200.0 * tokens * p.rows * p.cols / (us * 1e-6) / m.bf16_rate);
+      }
+    }
+    std::printf("\n");
+  }
+}
+
+void measure_ceilings(Machine& m) {
+  cudaStream_t stream = m.stream.cuda().handle();
+  float best = 1e30f;
+  for (int i = 0; i < 3; ++i) {
+    best = std::min(best, milliseconds(
+                              stream,
+                              [&] {
+                                read_all<<<264, 512, 0, stream>>>(
+                                    reinterpret_cast<const uint4*>(m.weights.data()),
+                                    kPoolBytes / 16, reinterpret_cast<uint32_t*>(m.y.data()));
+                              },
+                              5));
+  }
+  m.read_rate = kPoolBytes / (best * 1e-3);
+  const Problem p{FormatId::kBF16, 0, 8192, 8192, 8192};
+  const double us = time_chain(m, 4, [&](int i) { run_link(m, p, i); });
+  m.bf16_rate = 2 * 8192.0 * 8192 * 8192 / (us * 1e-6);
+  std::printf("read %.2f TB/s, bf16 %.0f TFLOP/s (8192^3)\n", m.read_rate * 1e-12,
+              m.bf16_rate * 1e-12);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Machine m;
+  cudaStream_t stream = m.stream.cuda().handle();
+  fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(m.weights.data()), kPoolBytes / 4);
+  fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(m.x.data()),
+                                 static_cast<int64_t>(m.x.size_bytes() / 4));
+  measure_ceilings(m);
+  const auto wanted = [&](const char* name) {
+    if (argc == 1) return true;
+    for (int i = 1; i < argc; ++i) {
+      if (std::strcmp(argv[i], name) == 0) return true;
+    }
+    return false;
+  };
+  if (wanted("many")) many(m);
+  if (wanted("plans")) plans(m);
+  if (wanted("few")) few(m);
+  if (wanted("grouped")) grouped(m);
+  return 0;
+}

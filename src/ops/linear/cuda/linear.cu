@@ -1,0 +1,101 @@
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/launch.cuh"
+#include "ops/linear/cuda/products.h"
+#include "ops/linear/cuda/tensor_core.cuh"
+
+namespace braid::cuda {
+namespace {
+
+// Up to this many tokens exact_products() reads weights about once.
+constexpr int kFewExactTokens = 64;
+// Tokens per expert, on average, up to which few_tokens_products() is the faster.
+constexpr int kFewTokensPerExpert = 8;
+
+// Rounds to bfloat16; eight columns a thread.
+__global__ void round_inputs(Rows<const float> x, int cols, Rows<uint16_t> packed,
+                             int packed_cols) {
+  wait_for_inputs();
+  let_next_start();
+  const int64_t token = blockIdx.y;
+  const float* in = x[token];
+  const int col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+  if (col >= packed_cols) return;
+  float v[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = col + i < cols ? in[col + i] : 0;
+  *reinterpret_cast<uint4*>(packed[token] + col) =
+      make_uint4(pack_bfloat16(v[0], v[1]), pack_bfloat16(v[2], v[3]), pack_bfloat16(v[4], v[5]),
+                 pack_bfloat16(v[6], v[7]));
+}
+
+Products make_products(const Weight& w, const LinearInput& x, const TensorView& y) {
+  BRAID_CHECK(!w.format->panels(), "{} weights on a CUDA device", w.format->name);
+  Products products{};
+  products.format = w.format->id;
+  products.weights = reinterpret_cast<const uint8_t*>(w.data);
+  products.row_bytes = w.row_bytes();
+  products.matrix_bytes = w.matrix_bytes();
+  products.rows = static_cast<int>(w.rows());
+  products.cols = static_cast<int>(w.cols());
+  if (x.packed.rank() == 2) {
+    products.packed = reinterpret_cast<const uint16_t*>(x.packed.raw());
+    products.packed_stride = x.packed.row_stride();
+  } else {
+    products.x = x.x.data<float>();
+    products.x_stride = x.x.row_stride();
+  }
+  products.y = y.data<float>();
+  products.y_stride = y.row_stride();
+  products.tokens = static_cast<int>(y.dim(0));
+  return products;
+}
+
+}  // namespace
+
+LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
+                                 ActivationPrecision precision) {
+  LinearInput input;
+  input.x = x;
+  if (precision == ActivationPrecision::kF32) return input;
+  input.precision = ActivationPrecision::kBF16;
+  const int64_t tokens = x.dim(0), cols = x.dim(1);
+  const int64_t padded = ceil_divide<int64_t>(cols, kPackedColumns) * kPackedColumns;
+  const TensorView packed = workspace.take(DType::kBF16, {tokens, padded});
+  input.packed = packed.columns(0, cols + cols % 2);
+  constexpr int kThreads = 128;
+  const dim3 grid(static_cast<unsigned>(ceil_divide<int64_t>(padded, 8 * kThreads)),
+                  static_cast<unsigned>(tokens));
+  launch(stream, round_inputs, grid, dim3(kThreads), 0,
+         Rows<const float>{x.data<float>(), x.row_stride()}, static_cast<int>(cols),
+         Rows<uint16_t>{static_cast<uint16_t*>(packed.raw()), padded}, static_cast<int>(padded));
+  stream.cuda().finish_op("prepare_linear_input");
+  return input;
+}
+
+void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
+  const Products products = make_products(w, x, y);
+  const bool exact = products.packed == nullptr || products.format == FormatId::kF32;
+  if (!exact && products.tokens <= kFewTokens && few_tokens_can(products)) {
+    few_tokens_products(stream, products);
+  } else if ((exact && products.tokens <= kFewExactTokens) || !library_products(stream, products)) {
+    exact_products(stream, products);
+  }
+  stream.cuda().finish_op("linear");
+}
+
+void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& offsets,
+                    const TensorView& y) {
+  Products products = make_products(w, x, y);
+  products.experts = static_cast<int>(w.shape.dim(0));
+  products.offsets = on_device(stream.cuda(), offsets);
+  if (products.packed == nullptr || !few_tokens_can(products)) {
+    exact_products(stream, products);
+  } else if (products.tokens <= kFewTokensPerExpert * products.experts) {
+    few_tokens_products(stream, products);
+  } else {
+    grouped_tiles_products(stream, products);
+  }
+  stream.cuda().finish_op("grouped_linear");
+}
+
+}  // namespace braid::cuda
