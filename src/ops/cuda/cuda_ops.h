@@ -53,6 +53,10 @@ void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& e
                    const TensorView& experts, const TensorView& weights, RouterSoftmax softmax);
 // Fills groups, whose views are taken.
 void group_by_expert(Stream& stream, const TensorView& experts, const ExpertGroups& groups);
+// Returns false, having done nothing, if there are too many pairs for one block.
+bool route_to_experts(Stream& stream, const TensorView& logits, const TensorView& expert_scale,
+                      const TensorView& experts, const TensorView& weights, RouterSoftmax softmax,
+                      const ExpertGroups& groups);
 void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& groups,
                      const TensorView& experts, const TensorView& weights, const TensorView& out);
 

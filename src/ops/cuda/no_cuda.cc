@@ -42,6 +42,10 @@ void top_k_experts(Stream&, const TensorView&, const TensorView&, const TensorVi
   refuse();
 }
 void group_by_expert(Stream&, const TensorView&, const ExpertGroups&) { refuse(); }
+bool route_to_experts(Stream&, const TensorView&, const TensorView&, const TensorView&,
+                      const TensorView&, RouterSoftmax, const ExpertGroups&) {
+  refuse();
+}
 void combine_experts(Stream&, const TensorView&, const ExpertGroups&, const TensorView&,
                      const TensorView&, const TensorView&) {
   refuse();

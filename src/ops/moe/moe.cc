@@ -46,6 +46,15 @@ void weigh_experts(const int32_t* experts, const float* expert_scale, std::span<
   }
 }
 
+ExpertGroups take_groups(Workspace& workspace, int64_t num_pairs, int64_t num_experts) {
+  BRAID_CHECK(num_pairs <= std::numeric_limits<int32_t>::max(), "{} pairs", num_pairs);
+  ExpertGroups groups;
+  groups.offsets = workspace.take(DType::kI32, {num_experts + 1});
+  groups.tokens = workspace.take(DType::kI32, {num_pairs});
+  groups.places = workspace.take(DType::kI32, {num_pairs});
+  return groups;
+}
+
 }  // namespace
 
 void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& expert_scale,
@@ -88,14 +97,10 @@ ExpertGroups group_by_expert(Stream& stream, Workspace& workspace, const TensorV
   const int64_t num_tokens = experts.dim(0);
   const int64_t k = experts.dim(1);
   const int64_t num_pairs = num_tokens * k;
-  BRAID_CHECK(num_pairs <= std::numeric_limits<int32_t>::max(), "{} pairs", num_pairs);
   const OpScope op(stream, "group_by_expert", [&] {
     return OpWork{.activation_bytes = 3 * 4.0 * static_cast<double>(num_pairs)};
   });
-  ExpertGroups groups;
-  groups.offsets = workspace.take(DType::kI32, {num_experts + 1});
-  groups.tokens = workspace.take(DType::kI32, {num_pairs});
-  groups.places = workspace.take(DType::kI32, {num_pairs});
+  const ExpertGroups groups = take_groups(workspace, num_pairs, num_experts);
   if (!stream.is_cpu()) {
     cuda::group_by_expert(stream, experts, groups);
     return groups;
@@ -129,6 +134,26 @@ ExpertGroups group_by_expert(Stream& stream, Workspace& workspace, const TensorV
     }
   }
   return groups;
+}
+
+ExpertGroups route_to_experts(Stream& stream, Workspace& workspace, const TensorView& logits,
+                              const TensorView& expert_scale, const TensorView& experts,
+                              const TensorView& weights, RouterSoftmax softmax) {
+  if (!stream.is_cpu() && !logits.empty()) {
+    const OpScope op(stream, "route_to_experts", [&] {
+      const double elements = static_cast<double>(logits.num_elements());
+      return OpWork{.activation_bytes = 4 * elements, .operations = elements};
+    });
+    const ExpertGroups groups = take_groups(workspace, experts.num_elements(), logits.dim(1));
+    if (cuda::route_to_experts(stream, logits, expert_scale, experts, weights, softmax, groups)) {
+      return groups;
+    }
+    top_k_experts(stream, logits, expert_scale, experts, weights, softmax);
+    cuda::group_by_expert(stream, experts, groups);
+    return groups;
+  }
+  top_k_experts(stream, logits, expert_scale, experts, weights, softmax);
+  return group_by_expert(stream, workspace, experts, logits.dim(1));
 }
 
 void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& groups,

@@ -32,6 +32,12 @@ struct ExpertGroups {
 ExpertGroups group_by_expert(Stream& stream, Workspace& workspace, const TensorView& experts,
                              int64_t num_experts);
 
+// Both of these, with their results: in one go where that is faster.
+ExpertGroups route_to_experts(Stream& stream, Workspace& workspace, const TensorView& logits,
+                              const TensorView& expert_scale, const TensorView& experts,
+                              const TensorView& weights,
+                              RouterSoftmax softmax = RouterSoftmax::kChosen);
+
 // out[t] = Σ_choice weights[t, choice] · y[place of (t, choice)], summed by ascending expert.
 // y: [tokens · k, width]; out: [tokens, width].
 void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& groups,

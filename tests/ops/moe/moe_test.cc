@@ -138,6 +138,39 @@ TEST_P(MoeTest, GroupsAreSortedByExpertThenToken) {
   }
 }
 
+TEST_P(MoeTest, RoutingIsChoosingAndGrouping) {
+  struct Case {
+    int64_t num_experts, k;
+  };
+  for (const Case& c : {Case{1, 1}, Case{4, 4}, Case{128, 8}, Case{512, 10}, Case{700, 3}}) {
+    for (const int64_t tokens : {0, 1, 2, 8, 32, 90, 128, 129, 400}) {
+      Workspace::Scope scope(workspace);
+      PaddedTensor logits({tokens, c.num_experts}, 1);
+      logits.fill_normal(random, 3);
+      Tensor scale(DType::kF32, {c.num_experts}, op_test_device);
+      for (float& s : scale.view().span<float>()) s = random.uniform(0.1f, 2);
+      const RouterSoftmax softmax = random.pick({RouterSoftmax::kChosen, RouterSoftmax::kAll});
+      const Tensor experts(DType::kI32, {tokens, c.k}, op_test_device);
+      const Tensor again(DType::kI32, {tokens, c.k}, op_test_device);
+      PaddedTensor weights({tokens, c.k}, 2), weights_again({tokens, c.k}, 0);
+      const ExpertGroups groups =
+          route_to_experts(stream, workspace, logits, scale, experts, weights, softmax);
+      EXPECT_TRUE(weights.gaps_untouched());
+      top_k_experts(stream, logits, scale, again, weights_again, softmax);
+      const ExpertGroups expected = group_by_expert(stream, workspace, again, c.num_experts);
+      const auto same = [](const TensorView& a, const TensorView& b) {
+        const auto x = a.span<int32_t>(), y = b.span<int32_t>();
+        return std::equal(x.begin(), x.end(), y.begin(), y.end());
+      };
+      EXPECT_TRUE(same(experts, again));
+      EXPECT_TRUE(same(groups.offsets, expected.offsets));
+      EXPECT_TRUE(same(groups.tokens, expected.tokens));
+      EXPECT_TRUE(same(groups.places, expected.places));
+      EXPECT_EQ(weights.bits(), weights_again.bits());
+    }
+  }
+}
+
 TEST_P(MoeTest, CombinesByAscendingExpert) {
   for (const int64_t width : {1, 2, 7, 8, 9, 17, 64, 100}) {
     for (const int64_t tokens : {0, 1, 3, 8, 300}) {

@@ -96,11 +96,15 @@ class AttentionTile {
       shared_.offsets[start / kKeys % 2][threadIdx.x] = offset;
     }
   }
-  __device__ void fetch_keys(const __nv_bfloat16* store, int start) {
-    fetch(shared_.keys, store, start);
+  // Each begins a copy of the keys or values of the tile's positions in [first, last), which is to
+  // be committed.
+  __device__ void fetch_keys(const __nv_bfloat16* store, int start, int first = 0,
+                             int last = INT32_MAX) {
+    fetch(shared_.keys, store, start, first, last);
   }
-  __device__ void fetch_values(const __nv_bfloat16* store, int start) {
-    fetch(shared_.values, store, start);
+  __device__ void fetch_values(const __nv_bfloat16* store, int start, int first = 0,
+                               int last = INT32_MAX) {
+    fetch(shared_.values, store, start, first, last);
   }
 
   // Scores of this warp's queries with its keys.
@@ -256,18 +260,19 @@ class AttentionTile {
     return row * kKeys + (chunk ^ (kKeys == 64 ? row % 8 : row / 2 % 4)) * 8;
   }
 
-  __device__ void fetch(__nv_bfloat16* to, const __nv_bfloat16* store, int start) {
+  __device__ void fetch(__nv_bfloat16* to, const __nv_bfloat16* store, int start, int first,
+                        int last) {
     constexpr int kChunks = kDim / 8;
     const uint32_t* offsets = shared_.offsets[start / kKeys % 2];
 #pragma unroll 8
     for (int i = threadIdx.x; i < kKeys * kChunks; i += kThreads) {
       const int key = i / kChunks, chunk = i % kChunks;
+      if (start + key < first || start + key >= last) continue;
       const uint32_t offset = offsets[key];
       const __nv_bfloat16* from =
           offset == kNoKey ? store : store + (static_cast<int64_t>(offset) + chunk) * 8;
       copy16_async(shared_address(&to[wide_place(key, chunk)]), from, offset != kNoKey);
     }
-    commit_copies();
   }
 
   Shared& shared_;

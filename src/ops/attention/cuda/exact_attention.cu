@@ -36,11 +36,11 @@ __global__ void __launch_bounds__(kThreads)
   const int first_query = blockIdx.y % parts * kQueries;
   const int num_queries = min(kQueries, args.group - first_query);
   const int first_element = (kv_head * args.group + first_query) * head_dim;
+  let_next_start();
   wait_for_inputs();
 
-  const int index = args.table.row_sequences[blockIdx.x];
-  const DeviceSequence sequence = args.table.sequences[index];
-  const int32_t* pages = args.table.pages + static_cast<int64_t>(index) * args.table.page_stride;
+  const DeviceSequence sequence = args.table.sequences[args.table.row_sequences[blockIdx.x]];
+  const int32_t* pages = args.table.pages(sequence);
   const int row = blockIdx.x - sequence.first_entry;
   const int end = sequence.first_position + row + 1;
   const int begin = args.window > 0 ? max(0, end - args.window) : 0;

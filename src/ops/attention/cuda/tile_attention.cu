@@ -112,12 +112,11 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(shared_bytes);
-  wait_for_inputs();
-
+  let_next_start();
+  // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
   const QueryTile where = args.tiles[blockIdx.x];
   const DeviceSequence sequence = args.table.sequences[where.sequence];
-  const int32_t* pages =
-      args.table.pages + static_cast<int64_t>(where.sequence) * args.table.page_stride;
+  const int32_t* pages = args.table.pages(sequence);
   const int kv_head = blockIdx.y;
   const int num_queries = min(Shape::kQueries, sequence.num_rows * args.group - where.first_query);
   const auto position_of = [&](int query) {
@@ -139,7 +138,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   int begin = visible.begin / kKeys * kKeys, end = visible.end, num_splits = 1;
   if constexpr (kSplit) {
     const Split split = split_of(visible, blockIdx.z);
-    if (static_cast<int>(blockIdx.z) >= split.count) return;
+    if (static_cast<int>(blockIdx.z) >= split.count) return wait_for_inputs();
     num_splits = split.count;
     begin = max(begin, split.begin);
     end = min(end, split.end);
@@ -148,8 +147,14 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   AttentionTile<Shape> tile(shared);
   tile.find_keys(keys, pages, sequence.num_pages, kv_head, begin, visible);
   __syncthreads();
-  tile.fetch_keys(keys.data, begin);
-  tile.fetch_values(values.data, begin);
+  tile.fetch_keys(keys.data, begin, 0, sequence.first_position);
+  tile.fetch_values(values.data, begin, 0, sequence.first_position);
+  commit_copies();
+  wait_for_inputs();
+  tile.fetch_keys(keys.data, begin, sequence.first_position);
+  commit_copies();
+  tile.fetch_values(values.data, begin, sequence.first_position);
+  commit_copies();
   tile.load_queries(num_queries, [&](int query) { return element_of(args.q, query); });
   int row_begin[2], row_end[2];
 #pragma unroll
@@ -169,19 +174,16 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     tile.multiply_keys();
     tile.scale_scores(args.scale, start, visible, row_begin, row_end);
     __syncthreads();  // keys are done with
-    if (more) {
-      tile.fetch_keys(keys.data, next);
-    } else {
-      commit_copies();
-    }
+    if (more) tile.fetch_keys(keys.data, next);
+    commit_copies();
     tile.weigh();
     wait_for_copies<1>();
     __syncthreads();  // values and weights are there
     tile.multiply_values();
     __syncthreads();  // values are done with
     if (more) tile.fetch_values(values.data, next);
+    commit_copies();
   }
-  let_next_start();
   tile.finish();
 
   if (!kSplit || num_splits == 1) {
@@ -256,7 +258,7 @@ TilePlan plan_tiles(const AttentionCall& call) {
         std::max(plan.most_split_queries, std::min(queries, kSplitTileQueries));
   }
   // By what the tables hold, not by positions: a graph must do for longer texts, too.
-  int64_t most_keys = static_cast<int64_t>(call.table.page_stride) * call.cache.page_tokens();
+  int64_t most_keys = static_cast<int64_t>(call.table.page_capacity) * call.cache.page_tokens();
   if (call.options.window > 0) {
     most_keys = std::min(most_keys, call.options.window + kSplitTileQueries);
   }
@@ -287,7 +289,8 @@ const std::byte* upload_tiles(const AttentionCall& call, const TilePlan& plan) {
     });
     std::memset(out + tiles_bytes, 0, bytes - tiles_bytes);
   };
-  // Beside the table of the sequences, which has their address itself as its key.
+  // Beside the table of the sequences, which has their address itself as its key. For steps of one
+  // row a sequence it does not depend on anything but their number.
   const auto* key = reinterpret_cast<const std::byte*>(call.sequences.data()) + 1;
   return static_cast<const std::byte*>(call.stream.cuda().table(key, bytes, fill));
 }

@@ -20,17 +20,17 @@ template <typename T, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     write_kernel(Rows<const float> k, Rows<const float> v, KvTable table, PagedRows<T> keys,
                  PagedRows<T> values, int width, int parts) {
+  let_next_start();
   wait_for_inputs();
   const bool is_key = blockIdx.y == 0;
   const PagedRows<T>& store = is_key ? keys : values;
   const int entry = blockIdx.x / parts;
-  const int index = table.row_sequences[entry];
-  const DeviceSequence sequence = table.sequences[index];
+  const DeviceSequence sequence = table.sequences[table.row_sequences[entry]];
   const int row = entry - sequence.first_entry;
   const int i = 4 * (blockIdx.x % parts * kThreads + threadIdx.x);
   if (i >= width) return;
-  const int64_t at = store.offset(table.pages + static_cast<int64_t>(index) * table.page_stride,
-                                  sequence.num_pages, sequence.first_position + row);
+  const int64_t at =
+      store.offset(table.pages(sequence), sequence.num_pages, sequence.first_position + row);
   const float* from = (is_key ? k : v)[sequence.first_row + row];
   // A head's elements are a multiple of eight.
   const int head = i / store.head_dim;
@@ -54,6 +54,10 @@ void write(Stream& stream, const TensorView& k, const TensorView& v,
 }
 
 }  // namespace
+
+void upload_sequences(Stream& stream, std::span<const SequenceRows> sequences) {
+  if (!sequences.empty()) KvTable::upload(stream.cuda(), sequences);
+}
 
 void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
               std::span<const SequenceRows> sequences, const PagedKv& cache) {

@@ -21,6 +21,7 @@ template <int kWidth>
 __global__ void __launch_bounds__(kThreads)
     conv_kernel(Rows<const float> x, const float* weight, const DeviceRecurrentRows* sequences,
                 Rows<float> kept_rows, Rows<float> y, int channels) {
+  let_next_start();
   constexpr int kOld = kWidth - 1;
   const int channel = blockIdx.x * kThreads + threadIdx.x;
   float taps[kWidth];
@@ -77,6 +78,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
+
+void upload_sequences(Stream& stream, std::span<const RecurrentRows> sequences) {
+  if (!sequences.empty()) recurrent_table(stream.cuda(), sequences);
+}
 
 void causal_conv_silu(Stream& stream, const TensorView& x, const TensorView& weight,
                       const RecurrentLayer& layer, std::span<const RecurrentRows> sequences,

@@ -126,9 +126,10 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(DeltaArguments args) {
   const int first_value = blockIdx.x * Block::kBlockRows;
   const int num_values = min(Block::kBlockRows, args.value_dim - first_value);
   const float root = 1 / sqrtf(static_cast<float>(args.key_dim));
-  wait_for_inputs();
+  let_next_start();
+  // The table and the state are of earlier steps, or of copies between: they are read ahead.
   const DeviceRecurrentRows rows = args.sequences[blockIdx.z];
-  if (rows.num_rows == 0) return;
+  if (rows.num_rows == 0) return wait_for_inputs();
 
   float* const states =
       args.state(rows.slot, head) + static_cast<int64_t>(first_value) * args.key_dim;
@@ -138,6 +139,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(DeltaArguments args) {
   } else {
     block.template load<kAligned>(states, num_values, args.key_dim);
   }
+  wait_for_inputs();
 
   for (int t = 0; t < rows.num_replayed; ++t) {
     const float* logged = args.logged_update(rows.slot, t, head) + first_value;
@@ -234,6 +236,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(DeltaArguments args) {
 // Logs what the state's kernel must not overwrite while some of its blocks still replay it. Grid:
 // key heads, sequences; a warp a token.
 __global__ void __launch_bounds__(kThreads) log_kernel(DeltaArguments args) {
+  let_next_start();
   wait_for_inputs();
   const DeviceRecurrentRows rows = args.sequences[blockIdx.y];
   if (!rows.logged) return;

@@ -39,6 +39,7 @@ template <Kind kKind, bool kAligned, int kVectors, bool kWarpPerRow>
 __global__ void __launch_bounds__(kWarpPerRow     ? kWarpRows* kWarp
                                   : kVectors == 1 ? 1024
                                                   : 512) norm_kernel(NormArguments args) {
+  let_next_start();
   const int row_threads = kWarpPerRow ? kWarp : blockDim.x;
   const int thread = kWarpPerRow ? threadIdx.x % kWarp : threadIdx.x;
   const int64_t index =
@@ -71,7 +72,6 @@ __global__ void __launch_bounds__(kWarpPerRow     ? kWarpRows* kWarp
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) sum += sum_of_squares(v[j]);
   sum = kWarpPerRow ? warp_sum(sum) : block_sum(sum);
-  let_next_start();
   const float factor = inverse_rms(sum, args.width, args.epsilon);
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
