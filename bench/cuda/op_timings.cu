@@ -19,12 +19,10 @@
 
 #include "base/thread_pool.h"
 #include "ops/attention/attention.h"
-#include "ops/attention/prepare_heads.h"
 #include "ops/conv/causal_conv.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/moe/moe.h"
-#include "ops/norm/residual.h"
 #include "ops/norm/rms_norm.h"
 #include "ops/rope/rope.h"
 #include "tensor/cuda/cuda_check.h"
@@ -293,12 +291,6 @@ void small_ops(Bench& bench, int64_t tokens) {
   };
   time("rms_norm 2816", 8 * t * 2816, [&] { rms_norm(stream, x, weight, 1e-6f, y); });
   time("add_rms_norm 2816", 12 * t * 2816, [&] { add_rms_norm(stream, x, weight, 1e-6f, y); });
-  const Tensor outs[3] = {random_tensor(DType::kF32, {tokens, 2816}),
-                          random_tensor(DType::kF32, {tokens, 2816}),
-                          random_tensor(DType::kF32, {tokens, 2816})};
-  const ResidualNorm norms[] = {{weight, outs[0]}, {weight, outs[1]}, {weight, outs[2]}};
-  time("update_residual 2816, 3 norms", 24 * t * 2816,
-       [&] { update_residual(stream, {.x = x, .weight = weight}, y, norms); });
   const Tensor heads = random_tensor(DType::kF32, {tokens, 16, 256});
   const Tensor head_weight = random_tensor(DType::kF32, {256});
   time("rms_norm 16 x 256", 8 * t * 16 * 256,

@@ -5,11 +5,11 @@
 namespace braid::cuda {
 
 void upload_sequences(Stream& stream, std::span<const SequenceRows> sequences) {
-  KvTable::upload(stream.cuda(), sequences);
+  if (!sequences.empty()) KvTable::upload(stream.cuda(), sequences);
 }
 
 void upload_sequences(Stream& stream, std::span<const RecurrentRows> sequences) {
-  recurrent_table(stream.cuda(), sequences);
+  if (!sequences.empty()) recurrent_table(stream.cuda(), sequences);
 }
 
 }  // namespace braid::cuda

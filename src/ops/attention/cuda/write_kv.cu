@@ -55,10 +55,6 @@ void write(Stream& stream, const TensorView& k, const TensorView& v,
 
 }  // namespace
 
-void upload_sequences(Stream& stream, std::span<const SequenceRows> sequences) {
-  if (!sequences.empty()) KvTable::upload(stream.cuda(), sequences);
-}
-
 void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
               std::span<const SequenceRows> sequences, const PagedKv& cache) {
   if (cache.keys.dtype() == DType::kF32) {

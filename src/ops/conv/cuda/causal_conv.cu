@@ -79,10 +79,6 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void upload_sequences(Stream& stream, std::span<const RecurrentRows> sequences) {
-  if (!sequences.empty()) recurrent_table(stream.cuda(), sequences);
-}
-
 void causal_conv_silu(Stream& stream, const TensorView& x, const TensorView& weight,
                       const RecurrentLayer& layer, std::span<const RecurrentRows> sequences,
                       const TensorView& y) {

@@ -109,13 +109,11 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   if (key >= args.num_keys) return;
   const int64_t entry = key / args.kv_heads;
   const int kv_head = static_cast<int>(key % args.kv_heads);
-  const int which = args.table.row_sequences[entry];
-  const DeviceSequence sequence = args.table.sequences[which];
+  const DeviceSequence sequence = args.table.sequences[args.table.row_sequences[entry]];
   const int row = static_cast<int>(entry) - sequence.first_entry;
   const int64_t token = sequence.first_row + row;
   const int64_t at =
-      keys.offset(args.table.pages + static_cast<int64_t>(which) * args.table.page_stride,
-                  sequence.num_pages, sequence.first_position + row);
+      keys.offset(args.table.pages(sequence), sequence.num_pages, sequence.first_position + row);
   head.load(args.v[token] + kv_head * kDim, lane);
   if (args.normed_values) head.norm(nullptr, args.epsilon, lane);
   head.store(values.data + at + values.head_offset(kv_head), lane);
