@@ -44,7 +44,7 @@ void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* co
 
 ActivationPrecision input_precision(const StepContext& step,
                                     std::initializer_list<const Weight*> readers) {
-  if (step.precision != ActivationPrecision::kInt8) return step.precision;
+  if (step.precision != ActivationPrecision::kInt8 || !step.stream.is_cpu()) return step.precision;
   for (const Weight* reader : readers) {
     if (!reader->empty() && !reader->format->plain()) return step.precision;
   }

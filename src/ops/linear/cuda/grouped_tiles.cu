@@ -1,94 +1,21 @@
 #include "ops/cuda/launch.cuh"
-#include "ops/linear/cuda/blocks.cuh"
-#include "ops/linear/cuda/products.h"
-#include "ops/linear/cuda/tensor_core.cuh"
+#include "ops/linear/cuda/hopper_tiles.h"
+#include "ops/linear/cuda/tiles.cuh"
 #include "ops/linear/cuda/touched_expert.cuh"
 
 namespace braid::cuda {
 namespace {
 
-// A block computes kRows rows for up to kTokens tokens of one expert. Tiles of weights and inputs,
-// kDepth columns of them, go through a ring of kStages in shared memory; in a tile a row has 128
-// bytes, whose 16-byte pieces are permuted so that eight rows' pieces of one column lie in
-// different banks.
-constexpr int kRows = 128, kTokens = 128, kDepth = 64, kStages = 3;
-constexpr int kThreads = 256;
-constexpr int kTileBytes = kRows * kDepth * 2;
+// A block computes kRows rows for up to kTokens tokens of one expert; tiles go through a ring of
+// kStages.
+constexpr int kRows = 128, kTokens = 128, kStages = 3;
+constexpr int kTileBytes = kRows * kTileColumns * 2;
 constexpr int kSharedBytes = kStages * 2 * kTileBytes;
 static_assert(kRows == kTokens);
 
-__device__ __forceinline__ uint32_t place(int row, int piece) {
-  return static_cast<uint32_t>(row * 128 + ((piece ^ (row & 7)) * 16));
-}
-
-// Formats that are copied as they are.
-struct CopiedTile {
-  __device__ CopiedTile(const Products& p, const uint8_t* weights, int rows)
-      : weights_(weights), row_bytes_(p.row_bytes), cols_(p.cols), rows_(rows) {}
-  __device__ void fetch(int step, uint32_t shared) {
-#pragma unroll
-    for (int i = 0; i < kRows * 8 / kThreads; ++i) {
-      const int item = threadIdx.x + i * kThreads;
-      const int row = item / 8, piece = item % 8;
-      const int col = step * kDepth + piece * 8;
-      const bool valid = row < rows_ && col < cols_;
-      copy_async(shared + place(row, piece),
-                 valid ? weights_ + row * row_bytes_ + int64_t{col} * 2 : weights_, valid);
-    }
-  }
-  __device__ void store(unsigned char*) {}
-
- private:
-  const uint8_t* weights_;
-  int64_t row_bytes_;
-  int cols_, rows_;
-};
-
-// Formats that are expanded on the way: fetch() begins to read, store() writes bfloat16.
-template <FormatId kFormat>
-struct ExpandedTile {
-  static constexpr int kItems = kRows * (kDepth / kUnitColumns) * 4 / kThreads;
-
-  __device__ ExpandedTile(const Products& p, const uint8_t* weights, int rows)
-      : weights_(weights), row_bytes_(p.row_bytes), units_(p.cols / kUnitColumns), rows_(rows) {}
-  __device__ void fetch(int step, uint32_t) {
-    step_ = step;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int row = row_of(i), unit = unit_of(i);
-      if (row < rows_ && unit < units_) {
-        raw_[i] = Blocks<kFormat>::load(weights_ + row * row_bytes_, unit, threadIdx.x % 4);
-      }
-    }
-  }
-  __device__ void store(unsigned char* tile) {
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int row = row_of(i), unit = unit_of(i), quad = threadIdx.x % 4;
-      float v[8] = {};
-      if (row < rows_ && unit < units_) Blocks<kFormat>::expand(raw_[i], unit, quad, v);
-      const int piece = unit % 2 * 4 + quad / 2, within = quad % 2 * 8;
-      *reinterpret_cast<uint2*>(tile + place(row, piece) + within) =
-          make_uint2(pack_bfloat16(v[0], v[1]), pack_bfloat16(v[2], v[3]));
-      *reinterpret_cast<uint2*>(tile + place(row, piece + 2) + within) =
-          make_uint2(pack_bfloat16(v[4], v[5]), pack_bfloat16(v[6], v[7]));
-    }
-  }
-
- private:
-  // Eight neighbouring threads have the two units of a row.
-  __device__ static int row_of(int i) { return (threadIdx.x + i * kThreads) / 8; }
-  __device__ int unit_of(int) const { return step_ * 2 + threadIdx.x / 4 % 2; }
-
-  const uint8_t* weights_;
-  int64_t row_bytes_;
-  int units_, rows_;
-  int step_ = 0;
-  typename Blocks<kFormat>::Raw raw_[kItems] = {};
-};
-
 template <typename WeightTile>
-__global__ void __launch_bounds__(kThreads, 2) grouped_tiles(const __grid_constant__ Products p) {
+__global__ void __launch_bounds__(kTileThreads, 2)
+    grouped_tiles(const __grid_constant__ Products p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
   let_next_start();
@@ -99,21 +26,13 @@ __global__ void __launch_bounds__(kThreads, 2) grouped_tiles(const __grid_consta
   WeightTile weights(p, p.weights + tokens.expert * p.matrix_bytes + first_row * p.row_bytes,
                      min(kRows, p.rows - first_row));
   const uint16_t* const inputs = p.packed + tokens.begin * p.packed_stride;
-  const int steps = (p.cols + kDepth - 1) / kDepth;
+  const int steps = (p.cols + kTileColumns - 1) / kTileColumns;
   const auto weight_tile = [&](int step) { return memory + step % kStages * 2 * kTileBytes; };
   const auto fetch = [&](int step) {
     if (step < steps) {
       const uint32_t shared = shared_address(weight_tile(step));
       weights.fetch(step, shared);
-#pragma unroll
-      for (int i = 0; i < kTokens * 8 / kThreads; ++i) {
-        const int item = threadIdx.x + i * kThreads;
-        const int token = item / 8, piece = item % 8;
-        const int col = step * kDepth + piece * 8;
-        // Inputs have zeros up to a multiple of kDepth columns.
-        copy_async(shared + kTileBytes + place(token, piece),
-                   inputs + (token < count ? token : 0) * p.packed_stride + col, token < count);
-      }
+      fetch_inputs<kTokens>(inputs, p.packed_stride, count, step, shared + kTileBytes);
     }
     commit_copies();
   };
@@ -133,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, 2) grouped_tiles(const __grid_consta
     if (warp_token < count) {
       const uint32_t w = shared_address(weight_tile(step)), x = w + kTileBytes;
 #pragma unroll
-      for (int k = 0; k < kDepth / 16; ++k) {
+      for (int k = 0; k < kTileColumns / 16; ++k) {
         uint32_t a[2][4];
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
@@ -184,18 +103,19 @@ void launch_tiles(Stream& stream, const Products& products) {
   // Tiles that experts can have at most: full ones, and one that is not for each.
   const int tiles = products.tokens / kTokens + std::min(products.experts, products.tokens);
   launch(stream, grouped_tiles<WeightTile>, dim3(ceil_divide(products.rows, kRows), tiles),
-         dim3(kThreads), kSharedBytes, products);
+         dim3(kTileThreads), kSharedBytes, products);
 }
 
 }  // namespace
 
 void grouped_tiles_products(Stream& stream, const Products& products) {
+  if (hopper_tiles_products(stream, products)) return;
   with_format(products.format, [&](auto format) {
     constexpr FormatId kFormat = format();
     if constexpr (kFormat == FormatId::kBF16) {
-      launch_tiles<CopiedTile>(stream, products);
+      launch_tiles<CopiedTile<kRows>>(stream, products);
     } else if constexpr (kFormat != FormatId::kF32) {
-      launch_tiles<ExpandedTile<kFormat>>(stream, products);
+      launch_tiles<ExpandedTile<kFormat, kRows>>(stream, products);
     }
   });
 }

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "ops/linear/cuda/products.h"
+
+namespace braid::cuda {
+
+// As grouped_tiles_products(), with the tensor cores of Hopper, which take their operands from
+// shared memory; false on other devices.
+bool hopper_tiles_products(Stream& stream, const Products& products);
+
+}  // namespace braid::cuda

@@ -1,0 +1,105 @@
+#pragma once
+
+// Tiles of weights and inputs on their way to the tensor cores: kTileColumns columns of some rows
+// in shared memory. A row has 128 bytes there, whose 16-byte pieces are permuted so that eight
+// rows' pieces of one column lie in different banks (the 128-byte swizzle of the tensor cores).
+
+#include "ops/cuda/launch.cuh"
+#include "ops/linear/cuda/blocks.cuh"
+#include "ops/linear/cuda/products.h"
+#include "ops/linear/cuda/tensor_core.cuh"
+
+namespace braid::cuda {
+
+inline constexpr int kTileColumns = 64;
+inline constexpr int kTileThreads = 256;
+
+__device__ __forceinline__ uint32_t place(int row, int piece) {
+  return static_cast<uint32_t>(row * 128 + ((piece ^ (row & 7)) * 16));
+}
+
+// A tile of weights: kRows rows of which the first `rows` exist, brought by kTileThreads threads.
+
+// Formats that are copied as they are.
+template <int kRows>
+struct CopiedTile {
+  __device__ CopiedTile(const Products& p, const uint8_t* weights, int rows)
+      : weights_(weights), row_bytes_(p.row_bytes), cols_(p.cols), rows_(rows) {}
+  __device__ void fetch(int step, uint32_t shared) {
+#pragma unroll
+    for (int i = 0; i < kRows * 8 / kTileThreads; ++i) {
+      const int item = threadIdx.x + i * kTileThreads;
+      const int row = item / 8, piece = item % 8;
+      const int col = step * kTileColumns + piece * 8;
+      const bool valid = row < rows_ && col < cols_;
+      copy_async(shared + place(row, piece),
+                 valid ? weights_ + row * row_bytes_ + int64_t{col} * 2 : weights_, valid);
+    }
+  }
+  __device__ void store(unsigned char*) {}
+
+ private:
+  const uint8_t* weights_;
+  int64_t row_bytes_;
+  int cols_, rows_;
+};
+
+// Formats that are expanded on the way: fetch() begins to read, store() writes bfloat16.
+template <FormatId kFormat, int kRows>
+struct ExpandedTile {
+  static constexpr int kItems = kRows * (kTileColumns / kUnitColumns) * 4 / kTileThreads;
+
+  __device__ ExpandedTile(const Products& p, const uint8_t* weights, int rows)
+      : weights_(weights), row_bytes_(p.row_bytes), units_(p.cols / kUnitColumns), rows_(rows) {}
+  __device__ void fetch(int step, uint32_t) {
+    step_ = step;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int row = row_of(i), unit = unit_of(i);
+      if (row < rows_ && unit < units_) {
+        raw_[i] = Blocks<kFormat>::load(weights_ + row * row_bytes_, unit, threadIdx.x % 4);
+      }
+    }
+  }
+  __device__ void store(unsigned char* tile) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int row = row_of(i), unit = unit_of(i), quad = threadIdx.x % 4;
+      float v[8] = {};
+      if (row < rows_ && unit < units_) Blocks<kFormat>::expand(raw_[i], unit, quad, v);
+      const int piece = unit % 2 * 4 + quad / 2, within = quad % 2 * 8;
+      *reinterpret_cast<uint2*>(tile + place(row, piece) + within) =
+          make_uint2(pack_bfloat16(v[0], v[1]), pack_bfloat16(v[2], v[3]));
+      *reinterpret_cast<uint2*>(tile + place(row, piece + 2) + within) =
+          make_uint2(pack_bfloat16(v[4], v[5]), pack_bfloat16(v[6], v[7]));
+    }
+  }
+
+ private:
+  // Eight neighbouring threads have the two units of a row.
+  __device__ static int row_of(int i) { return (threadIdx.x + i * kTileThreads) / 8; }
+  __device__ int unit_of(int) const { return step_ * 2 + threadIdx.x / 4 % 2; }
+
+  const uint8_t* weights_;
+  int64_t row_bytes_;
+  int units_, rows_;
+  int step_ = 0;
+  typename Blocks<kFormat>::Raw raw_[kItems] = {};
+};
+
+// Rows of LinearInput::packed; those from `count` on are zero. kTokens is a multiple of 32.
+template <int kTokens>
+__device__ __forceinline__ void fetch_inputs(const uint16_t* inputs, int64_t stride, int count,
+                                             int step, uint32_t shared) {
+#pragma unroll
+  for (int i = 0; i < kTokens * 8 / kTileThreads; ++i) {
+    const int item = threadIdx.x + i * kTileThreads;
+    const int token = item / 8, piece = item % 8;
+    // Inputs have zeros up to a multiple of kTileColumns columns.
+    copy_async(shared + place(token, piece),
+               inputs + (token < count ? token : 0) * stride + step * kTileColumns + piece * 8,
+               token < count);
+  }
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,104 @@
+#pragma once
+
+// The tensor cores of Hopper, for four warps together: d[64 rows, N tokens] += a[64, 16] · b[16,
+// N], with a and b in shared memory. Of lane l of warp w, d[4 j … 4 j + 3] are rows 16 w + l / 4
+// (twice) and 8 more (twice) of tokens 8 j + l % 4 · 2 and the next.
+
+#include <cstdint>
+
+namespace braid::cuda {
+
+#define BRAID_EIGHT(d, i)                                                                     \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+
+// Of a tile as in tiles.cuh that begins at a multiple of 1024 bytes; 16 columns are 32 bytes
+// further.
+__device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
+  constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
+  return kSwizzle128 | kEightRows | uint64_t{1} << 16 | (shared & 0x3ffff) >> 4;
+}
+
+__device__ __forceinline__ void begin_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kNewer>
+__device__ __forceinline__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNewer) : "memory");
+}
+// What this thread stored in shared memory can be seen by the tensor cores after the next barrier.
+__device__ __forceinline__ void publish_to_tensor_cores() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+template <int kTokens>
+struct WarpgroupProduct;
+template <>
+struct WarpgroupProduct<64> {
+  static __device__ void add(float (&d)[32], uint64_t a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "%32, %33, 1, 1, 1, 0, 0;"
+        : BRAID_EIGHT(d, 0), BRAID_EIGHT(d, 8), BRAID_EIGHT(d, 16), BRAID_EIGHT(d, 24)
+        : "l"(a), "l"(b));
+  }
+};
+
+template <>
+struct WarpgroupProduct<96> {
+  static __device__ void add(float (&d)[48], uint64_t a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+        "%48, %49, 1, 1, 1, 0, 0;"
+        : BRAID_EIGHT(d, 0), BRAID_EIGHT(d, 8), BRAID_EIGHT(d, 16), BRAID_EIGHT(d, 24),
+          BRAID_EIGHT(d, 32), BRAID_EIGHT(d, 40)
+        : "l"(a), "l"(b));
+  }
+};
+
+template <>
+struct WarpgroupProduct<128> {
+  static __device__ void add(float (&d)[64], uint64_t a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, 1, 1, 1, 0, 0;"
+        : BRAID_EIGHT(d, 0), BRAID_EIGHT(d, 8), BRAID_EIGHT(d, 16), BRAID_EIGHT(d, 24),
+          BRAID_EIGHT(d, 32), BRAID_EIGHT(d, 40), BRAID_EIGHT(d, 48), BRAID_EIGHT(d, 56)
+        : "l"(a), "l"(b));
+  }
+};
+
+template <>
+struct WarpgroupProduct<160> {
+  static __device__ void add(float (&d)[80], uint64_t a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n160k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, "
+        "%80, %81, 1, 1, 1, 0, 0;"
+        : BRAID_EIGHT(d, 0), BRAID_EIGHT(d, 8), BRAID_EIGHT(d, 16), BRAID_EIGHT(d, 24),
+          BRAID_EIGHT(d, 32), BRAID_EIGHT(d, 40), BRAID_EIGHT(d, 48), BRAID_EIGHT(d, 56),
+          BRAID_EIGHT(d, 64), BRAID_EIGHT(d, 72)
+        : "l"(a), "l"(b));
+  }
+};
+
+#undef BRAID_EIGHT
+
+}  // namespace braid::cuda
