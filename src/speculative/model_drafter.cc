@@ -36,7 +36,8 @@ const Model& check(const Model& model, const Model& target) {
 ModelDrafter::ModelDrafter(std::shared_ptr<const Model> model, const DrafterSetup& setup)
     : model_(std::move(model)),
       max_drafts_(setup.max_drafts),
-      pool_(check(*model_, setup.target).cache_layout(), cache_options(*model_, setup), setup.stream.device()),
+      pool_(check(*model_, setup.target).cache_layout(), cache_options(*model_, setup),
+            setup.stream.device()),
       runner_(*model_, pool_, setup.stream, {.precision = setup.precision}) {}
 
 bool ModelDrafter::fits(const DraftRequest& request) const {
