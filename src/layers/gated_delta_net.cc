@@ -6,7 +6,8 @@
 
 namespace braid {
 
-TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const TensorView& x) const {
+TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const RmsNorm& norm,
+                              const TensorView& x) const {
   const LayerScope scope(step.stream, "gdn");
   const Dimensions& d = dimensions_;
   const Weights& w = weights_;
@@ -16,7 +17,7 @@ TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const TensorView
   const Shape value_shape{tokens, d.value_heads, d.value_dim};
 
   const LinearInput input =
-      prepare_input(step, x, {&w.qkv.weight(), &w.z.weight(), &w.b.weight(), &w.a.weight()});
+      norm.prepare(step, x, {&w.qkv.weight(), &w.z.weight(), &w.b.weight(), &w.a.weight()});
   // raw: [tokens, conv_channels]
   const auto [raw, gate, b, a] = run_all(step, input, {&w.qkv, &w.z, &w.b, &w.a});
   const TensorView mixed = step.workspace.take(DType::kF32, raw.shape());

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "layers/linear.h"
+#include "layers/norm.h"
 #include "layers/placement.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "tensor/tensor.h"
@@ -43,8 +44,8 @@ class GatedDeltaNet {
         norm_epsilon_(norm_epsilon),
         weights_(std::move(weights)) {}
 
-  // x: [tokens, hidden]; result: [tokens, hidden].
-  TensorView run(StepContext& step, int64_t layer, const TensorView& x) const;
+  // Mixes norm(x).  x: [tokens, hidden]; result: [tokens, hidden].
+  TensorView run(StepContext& step, int64_t layer, const RmsNorm& norm, const TensorView& x) const;
 
   void place(Placement& placement) {
     Weights& w = weights_;

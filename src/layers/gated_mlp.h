@@ -27,9 +27,13 @@ class GatedMlp {
     placement.place(down_);
   }
 
- private:
+  // The same of an input of this precision.
   TensorView run(StepContext& step, const LinearInput& input) const;
+  ActivationPrecision input_precision(const StepContext& step) const {
+    return braid::input_precision(step, {&gate_.weight(), &up_.weight()});
+  }
 
+ private:
   Activation activation_ = Activation::kGeluTanh;
   Linear gate_;
   Linear up_;

@@ -1,48 +1,54 @@
 #include "layers/mixture_of_experts.h"
 
-#include "ops/elementwise/elementwise.h"
 #include "ops/fused/prepared_input.h"
+#include "ops/fused/residual.h"
 #include "tensor/profiler.h"
 
 namespace braid {
 
-TensorView MixtureOfExperts::run(StepContext& step, const TensorView& x,
-                                 const TensorView& router_logits) const {
+MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const LinearInput& x,
+                                                        const TensorView& router_logits) const {
   Stream& stream = step.stream;
   const LayerScope scope(stream, "moe");
   Workspace& workspace = step.workspace;
-  const int64_t tokens = x.dim(0);
+  const int64_t tokens = router_logits.dim(0);
   const int64_t pairs = tokens * top_k_;
   const Weight& down = weights_.down;
   const int64_t width = down.cols();
 
-  const TensorView experts = workspace.take(DType::kI32, {tokens, top_k_});
-  const TensorView weights = workspace.take(DType::kF32, {tokens, top_k_});
-  top_k_experts(stream, router_logits, weights_.expert_scale, experts, weights, softmax_);
-  const ExpertGroups groups = group_by_expert(stream, workspace, experts, router_logits.dim(1));
-
-  const TensorView sorted = workspace.take(DType::kF32, {pairs, x.dim(1)});
-  gather_rows(stream, x, groups.tokens, sorted);
+  Outputs outputs;
+  outputs.experts = workspace.take(DType::kI32, {tokens, top_k_});
+  outputs.weights = workspace.take(DType::kF32, {tokens, top_k_});
+  outputs.groups = route_to_experts(stream, workspace, router_logits, weights_.expert_scale,
+                                    outputs.experts, outputs.weights, softmax_);
+  const TensorView& offsets = outputs.groups.offsets;
+  const LinearInput sorted = gather_input(stream, workspace, x, outputs.groups.tokens);
   TensorView gate, up;
   if (!weights_.gate_up.empty()) {
     const TensorView gate_up = workspace.take(DType::kF32, {pairs, 2 * width});
-    grouped_linear(stream, weights_.gate_up, prepare_input(step, sorted, {&weights_.gate_up}),
-                   groups.offsets, gate_up);
+    grouped_linear(stream, weights_.gate_up, sorted, offsets, gate_up);
     gate = gate_up.columns(0, width);
     up = gate_up.columns(width, width);
   } else {
-    const LinearInput input = prepare_input(step, sorted, {&weights_.gate, &weights_.up});
     gate = workspace.take(DType::kF32, {pairs, width});
     up = workspace.take(DType::kF32, {pairs, width});
-    grouped_linear(stream, weights_.gate, input, groups.offsets, gate);
-    grouped_linear(stream, weights_.up, input, groups.offsets, up);
+    grouped_linear(stream, weights_.gate, sorted, offsets, gate);
+    grouped_linear(stream, weights_.up, sorted, offsets, up);
   }
-  const LinearInput activated =
-      prepare_gated_input(stream, workspace, activation_, gate, up, input_precision(step, {&down}));
-  const TensorView expert_out = workspace.take(DType::kF32, {pairs, down.rows()});
-  grouped_linear(stream, down, activated, groups.offsets, expert_out);
-  const TensorView out = workspace.take(DType::kF32, {tokens, down.rows()});
-  combine_experts(stream, expert_out, groups, experts, weights, out);
+  const LinearInput activated = prepare_gated_input(stream, workspace, activation_, gate, up,
+                                                    braid::input_precision(step, {&down}));
+  outputs.rows = workspace.take(DType::kF32, {pairs, down.rows()});
+  grouped_linear(stream, down, activated, offsets, outputs.rows);
+  return outputs;
+}
+
+TensorView MixtureOfExperts::run(StepContext& step, const LinearInput& x,
+                                 const TensorView& router_logits) const {
+  const LayerScope scope(step.stream, "moe");
+  const Outputs outputs = run_experts(step, x, router_logits);
+  const TensorView out =
+      step.workspace.take(DType::kF32, {router_logits.dim(0), outputs.rows.dim(1)});
+  combine_experts(step.stream, outputs.rows, outputs.groups, outputs.experts, outputs.weights, out);
   return out;
 }
 

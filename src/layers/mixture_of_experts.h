@@ -24,8 +24,21 @@ class MixtureOfExperts {
                    RouterSoftmax softmax = RouterSoftmax::kChosen)
       : activation_(activation), weights_(std::move(weights)), top_k_(top_k), softmax_(softmax) {}
 
-  // x: [tokens, hidden]; router_logits: [tokens, experts]; result: [tokens, hidden].
-  TensorView run(StepContext& step, const TensorView& x, const TensorView& router_logits) const;
+  // What the chosen experts make of each token, before they are combined.
+  struct Outputs {
+    TensorView rows;  // [tokens · top_k, hidden], sorted by expert
+    ExpertGroups groups;
+    TensorView experts, weights;  // [tokens, top_k]
+  };
+
+  // x: [tokens, hidden], of input_precision(); router_logits: [tokens, experts].
+  Outputs run_experts(StepContext& step, const LinearInput& x,
+                      const TensorView& router_logits) const;
+  // The same, combined: [tokens, hidden].
+  TensorView run(StepContext& step, const LinearInput& x, const TensorView& router_logits) const;
+  ActivationPrecision input_precision(const StepContext& step) const {
+    return braid::input_precision(step, {&weights_.gate_up, &weights_.gate, &weights_.up});
+  }
 
   void place(Placement& placement) {
     Weights& w = weights_;

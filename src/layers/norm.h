@@ -4,6 +4,7 @@
 
 #include "layers/placement.h"
 #include "layers/step_context.h"
+#include "ops/fused/residual.h"
 #include "quant/weight.h"
 #include "tensor/tensor.h"
 
@@ -30,6 +31,12 @@ class RmsNorm {
   // The norm of x, [tokens, width], as the input of the matrices that read it.
   LinearInput prepare(StepContext& step, const TensorView& x,
                       std::initializer_list<const Weight*> readers) const;
+  // For add_branch(): this norm's result as the input of products.
+  InputNorm as_input(ActivationPrecision precision) const { return {weight_, epsilon_, precision}; }
+  // This norm on a branch's way into the residual stream.
+  ResidualBranch on_branch(const TensorView& y, float factor = 1) const {
+    return {.y = y, .norm = weight_, .epsilon = epsilon_, .factor = factor};
+  }
   // residual += norm(x)
   void add_to(StepContext& step, const TensorView& x, const TensorView& residual) const;
 

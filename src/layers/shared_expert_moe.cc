@@ -5,10 +5,17 @@
 
 namespace braid {
 
-TensorView SharedExpertMoe::run(StepContext& step, const TensorView& x) const {
+std::array<ActivationPrecision, 4> SharedExpertMoe::input_precisions(
+    const StepContext& step) const {
+  return {input_precision(step, {&router_.weight()}), experts_.input_precision(step),
+          shared_.input_precision(step), input_precision(step, {&shared_gate_.weight()})};
+}
+
+TensorView SharedExpertMoe::run(StepContext& step, const Inputs& x) const {
   const LayerScope scope(step.stream, "moe");
-  const TensorView out = experts_.run(step, x, router_.run(step, x));
-  add_sigmoid_scaled(step.stream, out, shared_.run(step, x), shared_gate_.run(step, x));
+  const TensorView out = experts_.run(step, x.experts, router_.run(step, x.router));
+  add_sigmoid_scaled(step.stream, out, shared_.run(step, x.shared),
+                     shared_gate_.run(step, x.shared_gate));
   return out;
 }
 

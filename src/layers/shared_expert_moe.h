@@ -17,8 +17,14 @@ class SharedExpertMoe {
         shared_(std::move(shared)),
         shared_gate_(std::move(shared_gate)) {}
 
-  // x: [tokens, hidden]; result: [tokens, hidden].
-  TensorView run(StepContext& step, const TensorView& x) const;
+  // The same x, [tokens, hidden], as the input of each part.
+  struct Inputs {
+    LinearInput router, experts, shared, shared_gate;
+  };
+  // The precisions of those, in this order.
+  std::array<ActivationPrecision, 4> input_precisions(const StepContext& step) const;
+  // Result: [tokens, hidden].
+  TensorView run(StepContext& step, const Inputs& x) const;
 
   void place(Placement& placement) { placement.place(router_, experts_, shared_, shared_gate_); }
 

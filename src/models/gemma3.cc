@@ -106,10 +106,12 @@ void Gemma3::decoder_layer(StepContext& step, int64_t index, const Rotary::Table
                            const TensorView& x) const {
   Workspace::Scope scope(step.workspace);
   const Layer& layer = layers_[index];
-  TensorView h = attend_block(step, index, tables, x);
-  layer.post_attention_norm.add_to(step, h, x);
-  h = layer.mlp.run(step, layer.pre_mlp_norm, x);
-  layer.post_mlp_norm.add_to(step, h, x);
+  const InputNorm norms[] = {layer.pre_mlp_norm.as_input(layer.mlp.input_precision(step))};
+  LinearInput inputs[1];
+  add_branch(step.stream, step.workspace,
+             layer.post_attention_norm.on_branch(attend_block(step, index, tables, x)), x, norms,
+             inputs);
+  layer.post_mlp_norm.add_to(step, layer.mlp.run(step, inputs[0]), x);
 }
 
 TensorView Gemma3::attend_block(StepContext& step, int64_t index, const Rotary::Tables& tables,

@@ -102,16 +102,19 @@ void Gemma4::decoder_layer(StepContext& step, int64_t index, const Shared& share
                            const TensorView& x) const {
   Workspace::Scope scope(step.workspace);
   const Layer& layer = layers_[index];
-  TensorView h = attend_block(step, index, shared, x);
-  layer.post_attention_norm.add_to(step, h, x);
-  h = layer.moe ? mlp_and_experts(step, layer, x) : layer.mlp.run(step, layer.pre_mlp_norm, x);
-  layer.post_mlp_norm.add_to(step, h, x);
+  const ResidualBranch attended =
+      layer.post_attention_norm.on_branch(attend_block(step, index, shared, x));
+  const TensorView h =
+      layer.moe ? mlp_and_experts(step, layer, attended, x) : dense_mlp(step, layer, attended, x);
+  // Nothing lies between the sum and the layer's factor, but for models with per-layer inputs.
+  const float factor = layer.per_layer_input ? 1 : layer.scalar;
+  add_branch(step.stream, step.workspace, layer.post_mlp_norm.on_branch(h, factor), x, {}, {});
   if (layer.per_layer_input) {
     const int64_t width = config_.per_layer_width;
     inject_per_layer_input(step, *layer.per_layer_input,
                            shared.per_layer_inputs.columns(index * width, width), x);
+    scale(step.stream, x, layer.scalar);
   }
-  scale(step.stream, x, layer.scalar);
 }
 
 TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& shared,
@@ -139,16 +142,33 @@ TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& 
   return attention.output.run(step, attend(step, index, q, options));
 }
 
+// Adds the branch to x, and passes the norm of that on; the others do the same.
+TensorView Gemma4::dense_mlp(StepContext& step, const Layer& layer, const ResidualBranch& attended,
+                             const TensorView& x) const {
+  const InputNorm norms[] = {layer.pre_mlp_norm.as_input(layer.mlp.input_precision(step))};
+  LinearInput inputs[1];
+  add_branch(step.stream, step.workspace, attended, x, norms, inputs);
+  return layer.mlp.run(step, inputs[0]);
+}
+
 // The dense branch and the experts side by side, each with its own post-norm.
 TensorView Gemma4::mlp_and_experts(StepContext& step, const Layer& layer,
-                                   const TensorView& x) const {
+                                   const ResidualBranch& attended, const TensorView& x) const {
   const LayerScope scope(step.stream, "moe");
   const Moe& moe = *layer.moe;
-  const TensorView dense = moe.post_mlp_norm.run(step, layer.mlp.run(step, layer.pre_mlp_norm, x));
-  const TensorView router_logits =
-      moe.router.run(step, moe.router_norm.prepare(step, x, {&moe.router.weight()}));
-  const TensorView routed = moe.experts.run(step, moe.pre_experts_norm.run(step, x), router_logits);
-  moe.post_experts_norm.add_to(step, routed, dense);
+  const InputNorm norms[] = {
+      layer.pre_mlp_norm.as_input(layer.mlp.input_precision(step)),
+      moe.router_norm.as_input(input_precision(step, {&moe.router.weight()})),
+      moe.pre_experts_norm.as_input(moe.experts.input_precision(step))};
+  LinearInput inputs[3];
+  add_branch(step.stream, step.workspace, attended, x, norms, inputs);
+  const TensorView dense = layer.mlp.run(step, inputs[0]);
+  const TensorView router_logits = moe.router.run(step, inputs[1]);
+  const MixtureOfExperts::Outputs routed = moe.experts.run_experts(step, inputs[2], router_logits);
+  combine_with_dense(
+      step.stream, step.workspace, routed.rows, routed.groups, routed.experts, routed.weights,
+      {moe.post_mlp_norm.weight(), moe.post_experts_norm.weight(), moe.post_mlp_norm.epsilon()},
+      dense);
   return dense;
 }
 

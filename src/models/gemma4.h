@@ -77,7 +77,10 @@ class Gemma4 : public Model {
                      const TensorView& x) const;
   TensorView attend_block(StepContext& step, int64_t index, const Shared& shared,
                           const TensorView& x) const;
-  TensorView mlp_and_experts(StepContext& step, const Layer& layer, const TensorView& x) const;
+  TensorView dense_mlp(StepContext& step, const Layer& layer, const ResidualBranch& attended,
+                       const TensorView& x) const;
+  TensorView mlp_and_experts(StepContext& step, const Layer& layer, const ResidualBranch& attended,
+                             const TensorView& x) const;
   void inject_per_layer_input(StepContext& step, const PerLayerInput& injection,
                               const TensorView& u, const TensorView& x) const;
   TensorView logits(StepContext& step, const TensorView& x) const;

@@ -23,28 +23,46 @@ void Qwen3NextLayer::place(Placement& placement) {
 void Qwen3NextLayer::run(StepContext& step, int64_t index, const Rotary& rotary,
                          const Rotary::Tables& tables, const TensorView& x) const {
   Workspace::Scope scope(step.workspace);
-  add(step.stream, x, mix_tokens(step, index, rotary, tables, input_norm_.run(step, x)));
-  add(step.stream, x, feed_forward(step, post_attention_norm_.run(step, x)));
+  const ResidualBranch mixed{.y = mix_tokens(step, index, rotary, tables, x), .normed = false};
+  add(step.stream, x, feed_forward(step, mixed, x));
 }
 
 TensorView Qwen3NextLayer::mix_tokens(StepContext& step, int64_t index, const Rotary& rotary,
-                                      const Rotary::Tables& tables, const TensorView& h) const {
-  return delta_net_ ? delta_net_->run(step, index, h)
-                    : attention_->run(step, index, rotary, tables, h);
+                                      const Rotary::Tables& tables, const TensorView& x) const {
+  return delta_net_ ? delta_net_->run(step, index, input_norm_, x)
+                    : attention_->run(step, index, input_norm_, rotary, tables, x);
 }
 
-TensorView Qwen3NextLayer::feed_forward(StepContext& step, const TensorView& h) const {
-  return experts_ ? experts_->run(step, h) : mlp_->run(step, h);
+// Adds the branch to x, and passes the norm of that on.
+TensorView Qwen3NextLayer::feed_forward(StepContext& step, const ResidualBranch& mixed,
+                                        const TensorView& x) const {
+  const auto as_input = [&](ActivationPrecision precision) {
+    return post_attention_norm_.as_input(precision);
+  };
+  if (!experts_) {
+    const InputNorm norms[] = {as_input(mlp_->input_precision(step))};
+    LinearInput inputs[1];
+    add_branch(step.stream, step.workspace, mixed, x, norms, inputs);
+    return mlp_->run(step, inputs[0]);
+  }
+  const auto [router, experts, shared, shared_gate] = experts_->input_precisions(step);
+  const InputNorm norms[] = {as_input(router), as_input(experts), as_input(shared),
+                             as_input(shared_gate)};
+  LinearInput inputs[4];
+  add_branch(step.stream, step.workspace, mixed, x, norms, inputs);
+  return experts_->run(step, {inputs[0], inputs[1], inputs[2], inputs[3]});
 }
 
-// W_o·(attention(q, k, v) ⊙ sigmoid(W_gate·h)), q and k normed per head before they turn.
-TensorView Qwen3NextLayer::Attention::run(StepContext& step, int64_t index, const Rotary& rotary,
-                                          const Rotary::Tables& tables, const TensorView& h) const {
+// W_o·(attention(q, k, v) ⊙ sigmoid(W_gate·h)) of h = norm(x), q and k normed per head before they
+// turn.
+TensorView Qwen3NextLayer::Attention::run(StepContext& step, int64_t index, const RmsNorm& norm,
+                                          const Rotary& rotary, const Rotary::Tables& tables,
+                                          const TensorView& x) const {
   const LayerScope scope(step.stream, "attention");
   const int64_t tokens = step.num_tokens();
   const Shape kv_shape{tokens, num_kv_heads, head_dim};
   const LinearInput input =
-      prepare_input(step, h, {&q.weight(), &gate.weight(), &k.weight(), &v.weight()});
+      norm.prepare(step, x, {&q.weight(), &gate.weight(), &k.weight(), &v.weight()});
   auto [queries, gates, keys, values] = run_all(step, input, {&q, &gate, &k, &v});
   queries = queries.reshape({tokens, num_heads, head_dim});
   prepare_heads(step, index, queries, keys.reshape(kv_shape), values.reshape(kv_shape),

@@ -40,13 +40,14 @@ class Qwen3NextLayer {
     Linear q, gate, k, v, output;
     RmsNorm q_norm, k_norm;
 
-    TensorView run(StepContext& step, int64_t index, const Rotary& rotary,
-                   const Rotary::Tables& tables, const TensorView& h) const;
+    TensorView run(StepContext& step, int64_t index, const RmsNorm& norm, const Rotary& rotary,
+                   const Rotary::Tables& tables, const TensorView& x) const;
   };
 
   TensorView mix_tokens(StepContext& step, int64_t index, const Rotary& rotary,
-                        const Rotary::Tables& tables, const TensorView& h) const;
-  TensorView feed_forward(StepContext& step, const TensorView& h) const;
+                        const Rotary::Tables& tables, const TensorView& x) const;
+  TensorView feed_forward(StepContext& step, const ResidualBranch& mixed,
+                          const TensorView& x) const;
 
   static Attention bind_attention(const Qwen3NextConfig& config, LayerBinder& bind);
   static GatedDeltaNet bind_delta_net(const Qwen3NextConfig& config, LayerBinder& bind);

@@ -8,6 +8,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/fused/attention_heads.h"
 #include "ops/fused/prepared_input.h"
+#include "ops/fused/residual.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/linear/linear.h"
 #include "ops/moe/moe.h"
@@ -78,6 +79,15 @@ LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const Ten
                                  const TensorView& weight, float epsilon);
 LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
                                 const TensorView& gate, const TensorView& up);
+void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
+                const TensorView& x, std::span<const InputNorm> norms,
+                std::span<LinearInput> inputs);
+void combine_with_dense(Stream& stream, const TensorView& expert_outputs,
+                        const ExpertGroups& groups, const TensorView& experts,
+                        const TensorView& weights, const NormedBranches& norms,
+                        const TensorView& dense);
+LinearInput gather_packed_input(Stream& stream, Workspace& workspace, const LinearInput& x,
+                                const TensorView& rows);
 // k, v: empty if there are only queries. False: not for heads of this size or alignment; then
 // nothing is done.
 bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, const TensorView& v,

@@ -73,6 +73,17 @@ LinearInput prepare_gated_input(Stream&, Workspace&, Activation, const TensorVie
                                 const TensorView&) {
   refuse();
 }
+void add_branch(Stream&, Workspace&, const ResidualBranch&, const TensorView&,
+                std::span<const InputNorm>, std::span<LinearInput>) {
+  refuse();
+}
+void combine_with_dense(Stream&, const TensorView&, const ExpertGroups&, const TensorView&,
+                        const TensorView&, const NormedBranches&, const TensorView&) {
+  refuse();
+}
+LinearInput gather_packed_input(Stream&, Workspace&, const LinearInput&, const TensorView&) {
+  refuse();
+}
 bool prepare_heads(Stream&, const TensorView&, const TensorView&, const TensorView&,
                    const HeadOptions&, std::span<const SequenceRows>, const PagedKv&) {
   refuse();

@@ -1,9 +1,7 @@
-#include <cuda_bf16.h>
-
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
-#include "ops/linear/cuda/products.h"
+#include "ops/fused/cuda/packed_rows.cuh"
 #include "ops/norm/cuda/rms_norm.cuh"
 
 namespace braid::cuda {
@@ -11,31 +9,6 @@ namespace {
 
 constexpr int kGatedThreads = 128;
 constexpr int kMostThreads = 512;
-
-__device__ __forceinline__ void store_rounded(uint16_t* row, int i, float4 v) {
-  const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y),
-                                   __floats2bfloat162_rn(v.z, v.w)};
-  *reinterpret_cast<uint2*>(row + i) = *reinterpret_cast<const uint2*>(pairs);
-}
-
-// Room for rows of bfloat16 that end in zeros, as the products take them.
-struct Packed {
-  Packed(Workspace& workspace, const TensorView& x)
-      : padded(ceil_divide<int64_t>(x.dim(1), kPackedColumns) * kPackedColumns),
-        all(workspace.take(DType::kBF16, {x.dim(0), padded})) {}
-
-  Rows<uint16_t> rows() const { return {static_cast<uint16_t*>(all.raw()), padded}; }
-  LinearInput input(const TensorView& x) const {
-    LinearInput input;
-    input.precision = ActivationPrecision::kBF16;
-    input.x = x;
-    input.packed = all.columns(0, x.dim(1) + x.dim(1) % 2);
-    return input;
-  }
-
-  int64_t padded;
-  TensorView all;
-};
 
 // A block takes a row, each thread kVectors · 4 elements of it in registers. The order of the sum
 // is that of rms_norm.
@@ -92,7 +65,7 @@ __global__ void __launch_bounds__(kGatedThreads)
 
 template <bool kAligned, int kVectors>
 void launch_normed(Stream& stream, const TensorView& x, const float* weight, float epsilon,
-                   const Packed& packed) {
+                   const PackedRows& packed) {
   const int threads =
       ceil_divide(ceil_divide(static_cast<int>(packed.padded), 4 * kVectors), kWarp) * kWarp;
   launch(stream, normed_kernel<kAligned, kVectors>, static_cast<unsigned>(x.dim(0)), threads, 0,
@@ -104,7 +77,7 @@ void launch_normed(Stream& stream, const TensorView& x, const float* weight, flo
 
 LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  const TensorView& weight, float epsilon) {
-  const Packed packed(workspace, x);
+  const PackedRows packed(workspace, x.dim(0), x.dim(1));
   const float* gains = weight.empty() ? nullptr : weight.data<float>();
   const bool aligned =
       rows_are_aligned(x) && reinterpret_cast<uintptr_t>(gains) % 16 == 0 && x.dim(1) % 4 == 0;
@@ -123,7 +96,7 @@ LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const Ten
 
 LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
                                 const TensorView& gate, const TensorView& up) {
-  const Packed packed(workspace, gate);
+  const PackedRows packed(workspace, gate.dim(0), gate.dim(1));
   const dim3 grid(static_cast<unsigned>(ceil_divide<int64_t>(packed.padded, 4 * kGatedThreads)),
                   static_cast<unsigned>(gate.dim(0)));
   with_alignment(rows_are_aligned(gate, up), [&](auto constant) {

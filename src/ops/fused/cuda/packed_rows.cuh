@@ -1,0 +1,42 @@
+#pragma once
+
+// Inputs of products in bfloat16, written by the kernel that computes them.
+
+#include <cuda_bf16.h>
+
+#include "ops/cuda/launch.cuh"
+#include "ops/linear/cuda/products.h"
+
+namespace braid::cuda {
+
+// Elements [i, i + 4) of a row, rounded.
+__device__ __forceinline__ void store_rounded(uint16_t* row, int i, float4 v) {
+  const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y),
+                                   __floats2bfloat162_rn(v.z, v.w)};
+  *reinterpret_cast<uint2*>(row + i) = *reinterpret_cast<const uint2*>(pairs);
+}
+
+// Room for rows of `cols` bfloat16 that end in zeros, as the products take them.
+struct PackedRows {
+  PackedRows() = default;
+  PackedRows(Workspace& workspace, int64_t rows, int64_t cols)
+      : cols(cols),
+        padded(ceil_divide<int64_t>(cols, kPackedColumns) * kPackedColumns),
+        all(workspace.take(DType::kBF16, {rows, padded})) {}
+
+  Rows<uint16_t> rows() const { return {static_cast<uint16_t*>(all.raw()), padded}; }
+  // x: of the input's shape; not read by products.
+  LinearInput input(const TensorView& x) const {
+    LinearInput input;
+    input.precision = ActivationPrecision::kBF16;
+    input.x = x;
+    input.packed = all.columns(0, cols + cols % 2);
+    return input;
+  }
+
+  int64_t cols = 0;
+  int64_t padded = 0;
+  TensorView all;
+};
+
+}  // namespace braid::cuda

@@ -1,0 +1,277 @@
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/row_vectors.cuh"
+#include "ops/fused/cuda/packed_rows.cuh"
+#include "ops/norm/cuda/rms_norm.cuh"
+
+namespace braid::cuda {
+namespace {
+
+constexpr int kMostThreads = 512;  // of rows that take several vectors a thread
+constexpr int kMaxChoices = 64;
+constexpr int kGatherThreads = 128;
+
+__device__ __forceinline__ float4 times(float4 v, float factor) {
+  return {__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor),
+          __fmul_rn(v.w, factor)};
+}
+__device__ __forceinline__ float4 times(float4 v, float4 w) {
+  return {__fmul_rn(v.x, w.x), __fmul_rn(v.y, w.y), __fmul_rn(v.z, w.z), __fmul_rn(v.w, w.w)};
+}
+__device__ __forceinline__ float4 plus(float4 a, float4 b) {
+  return {__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w)};
+}
+
+struct BranchArguments {
+  Rows<const float> y;
+  const float* norm;
+  float epsilon;
+  float factor;
+  Rows<float> x;
+  int width, padded;
+  const float* input_norms[kMaxInputNorms];
+  float input_epsilons[kMaxInputNorms];
+  Rows<uint16_t> inputs[kMaxInputNorms];
+};
+
+// A block takes a token, each thread kVectors · 4 elements of it in registers.
+template <bool kNormed, int kInputs, bool kAligned, int kVectors>
+__global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
+    branch_kernel(const __grid_constant__ BranchArguments args) {
+  let_next_start();
+  const auto element = [](int j) { return 4 * (j * blockDim.x + threadIdx.x); };
+  const auto weight = [&](const float* weights, int j) {
+    return weights != nullptr ? load4<kAligned>(weights, element(j), args.width)
+                              : float4{1, 1, 1, 1};
+  };
+  float4 w[kVectors], input_w[kInputs > 0 ? kInputs : 1][kVectors];
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    if constexpr (kNormed) w[j] = weight(args.norm, j);
+    if constexpr (kVectors == 1) {
+#pragma unroll
+      for (int n = 0; n < kInputs; ++n) input_w[n][j] = weight(args.input_norms[n], j);
+    }
+  }
+  wait_for_inputs();
+  float4 v[kVectors], y[kVectors];
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    y[j] = load4<kAligned>(args.y[blockIdx.x], element(j), args.width);
+    v[j] = load4<kAligned>(args.x[blockIdx.x], element(j), args.width);
+  }
+  if constexpr (kNormed) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) sum += sum_of_squares(y[j]);
+    const float scale = inverse_rms(block_sum(sum), args.width, args.epsilon);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) y[j] = times(times(y[j], scale), w[j]);
+  }
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    v[j] = times(plus(v[j], y[j]), args.factor);
+    store4<kAligned>(args.x[blockIdx.x], element(j), args.width, v[j]);
+    sum += sum_of_squares(v[j]);
+  }
+  if constexpr (kInputs > 0) {
+    sum = block_sum(sum);
+#pragma unroll
+    for (int n = 0; n < kInputs; ++n) {
+      const float scale = inverse_rms(sum, args.width, args.input_epsilons[n]);
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        if (element(j) >= args.padded) continue;
+        const float4 gain = kVectors == 1 ? input_w[n][j] : weight(args.input_norms[n], j);
+        store_rounded(args.inputs[n][blockIdx.x], element(j), times(times(v[j], scale), gain));
+      }
+    }
+  }
+}
+
+template <bool kNormed, int kInputs, bool kAligned>
+void launch_branch(Stream& stream, const BranchArguments& args, int64_t tokens) {
+  const auto run = [&](auto kernel, int vectors) {
+    const int threads = ceil_divide(ceil_divide(args.padded, 4 * vectors), kWarp) * kWarp;
+    launch(stream, kernel, static_cast<unsigned>(tokens), threads, 0, args);
+  };
+  if (args.padded <= 4096) {
+    run(branch_kernel<kNormed, kInputs, kAligned, 1>, 1);
+  } else {
+    run(branch_kernel<kNormed, kInputs, kAligned, 8>, 8);
+  }
+}
+
+struct CombineArguments {
+  Rows<const float> y;
+  const int32_t* places;
+  Rows<const float> weights;
+  const float* dense_norm;
+  const float* experts_norm;
+  float epsilon;
+  Rows<float> dense;
+  int k, width;
+};
+
+// The sums are those of combine_experts and rms_norm.
+template <bool kAligned, int kVectors>
+__global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
+    combine_kernel(const __grid_constant__ CombineArguments args) {
+  __shared__ int sorted_places[kMaxChoices];
+  __shared__ float sorted_weights[kMaxChoices];
+  let_next_start();
+  const auto element = [](int j) { return 4 * (j * blockDim.x + threadIdx.x); };
+  float4 dense_w[kVectors], experts_w[kVectors];
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    dense_w[j] = load4<kAligned>(args.dense_norm, element(j), args.width);
+    experts_w[j] = load4<kAligned>(args.experts_norm, element(j), args.width);
+  }
+  wait_for_inputs();
+  const int64_t token = blockIdx.x;
+  const int32_t* places = args.places + token * args.k;
+  // Places ascend with the expert.
+  for (int choice = threadIdx.x; choice < args.k; choice += blockDim.x) {
+    const int own = places[choice];
+    int rank = 0;
+    for (int other = 0; other < args.k; ++other) rank += places[other] < own;
+    sorted_places[rank] = own;
+    sorted_weights[rank] = args.weights[token][choice];
+  }
+  __syncthreads();
+  float4 dense[kVectors], sum[kVectors];
+  float dense_squares = 0, squares = 0;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    dense[j] = load4<kAligned>(args.dense[token], element(j), args.width);
+    dense_squares += sum_of_squares(dense[j]);
+    sum[j] = float4{};
+#pragma unroll 4
+    for (int n = 0; n < args.k; ++n) {
+      const float4 term = times(load4<kAligned>(args.y[sorted_places[n]], element(j), args.width),
+                                sorted_weights[n]);
+      sum[j] = n == 0 ? term : plus(sum[j], term);
+    }
+    squares += sum_of_squares(sum[j]);
+  }
+  const float dense_scale = inverse_rms(block_sum(dense_squares), args.width, args.epsilon);
+  const float scale = inverse_rms(block_sum(squares), args.width, args.epsilon);
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    store4<kAligned>(args.dense[token], element(j), args.width,
+                     plus(times(times(dense[j], dense_scale), dense_w[j]),
+                          times(times(sum[j], scale), experts_w[j])));
+  }
+}
+
+__global__ void __launch_bounds__(kGatherThreads)
+    gather_kernel(Rows<const uint16_t> from, const int32_t* rows, Rows<uint16_t> to, int padded) {
+  let_next_start();
+  wait_for_inputs();
+  const int i = 8 * (blockIdx.x * kGatherThreads + threadIdx.x);
+  if (i >= padded) return;
+  *reinterpret_cast<uint4*>(to[blockIdx.y] + i) =
+      *reinterpret_cast<const uint4*>(from[rows[blockIdx.y]] + i);
+}
+
+bool aligned_weights(const TensorView& view) {
+  return view.empty() || reinterpret_cast<uintptr_t>(view.raw()) % 16 == 0;
+}
+
+}  // namespace
+
+void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
+                const TensorView& x, std::span<const InputNorm> norms,
+                std::span<LinearInput> inputs) {
+  const int64_t width = x.dim(1);
+  BranchArguments args{
+      .y = rows_of<const float>(branch.y),
+      .norm = branch.norm.empty() ? nullptr : branch.norm.data<float>(),
+      .epsilon = branch.epsilon,
+      .factor = branch.factor,
+      .x = rows_of<float>(x),
+      .width = static_cast<int>(width),
+      .padded = static_cast<int>(ceil_divide<int64_t>(width, kPackedColumns) * kPackedColumns)};
+  BRAID_CHECK(args.padded <= 8 * 4 * kMostThreads, "a norm of rows of {}", width);
+  bool aligned = rows_are_aligned(branch.y, x) && aligned_weights(branch.norm);
+  for (size_t i = 0; i < norms.size(); ++i) {
+    const PackedRows packed(workspace, x.dim(0), width);
+    args.input_norms[i] = norms[i].weight.empty() ? nullptr : norms[i].weight.data<float>();
+    args.input_epsilons[i] = norms[i].epsilon;
+    args.inputs[i] = packed.rows();
+    inputs[i] = packed.input(x);
+    aligned = aligned && aligned_weights(norms[i].weight);
+  }
+  with_alignment(aligned, [&](auto constant) {
+    constexpr bool kAligned = decltype(constant)::value;
+    const auto run = [&](auto normed) {
+      constexpr bool kNormed = decltype(normed)::value;
+      switch (norms.size()) {
+        case 0:
+          return launch_branch<kNormed, 0, kAligned>(stream, args, x.dim(0));
+        case 1:
+          return launch_branch<kNormed, 1, kAligned>(stream, args, x.dim(0));
+        case 2:
+          return launch_branch<kNormed, 2, kAligned>(stream, args, x.dim(0));
+        case 3:
+          return launch_branch<kNormed, 3, kAligned>(stream, args, x.dim(0));
+        default:
+          return launch_branch<kNormed, 4, kAligned>(stream, args, x.dim(0));
+      }
+    };
+    if (branch.normed) {
+      run(std::true_type{});
+    } else {
+      run(std::false_type{});
+    }
+  });
+  stream.cuda().finish_op("add_branch");
+}
+
+void combine_with_dense(Stream& stream, const TensorView& expert_outputs,
+                        const ExpertGroups& groups, const TensorView& experts,
+                        const TensorView& weights, const NormedBranches& norms,
+                        const TensorView& dense) {
+  const CombineArguments args{.y = rows_of<const float>(expert_outputs),
+                              .places = groups.places.data<int32_t>(),
+                              .weights = rows_of<const float>(weights),
+                              .dense_norm = norms.dense_norm.data<float>(),
+                              .experts_norm = norms.experts_norm.data<float>(),
+                              .epsilon = norms.epsilon,
+                              .dense = rows_of<float>(dense),
+                              .k = static_cast<int>(experts.dim(1)),
+                              .width = static_cast<int>(dense.dim(1))};
+  BRAID_CHECK(args.k <= kMaxChoices && args.width <= 8 * 4 * kMostThreads,
+              "{} experts a token, rows of {}", args.k, args.width);
+  const bool aligned = rows_are_aligned(expert_outputs, dense) &&
+                       aligned_weights(norms.dense_norm) && aligned_weights(norms.experts_norm);
+  with_alignment(aligned, [&](auto constant) {
+    constexpr bool kAligned = decltype(constant)::value;
+    const auto run = [&](auto kernel, int vectors) {
+      const int threads = ceil_divide(ceil_divide(args.width, 4 * vectors), kWarp) * kWarp;
+      launch(stream, kernel, static_cast<unsigned>(dense.dim(0)), threads, 0, args);
+    };
+    if (args.width <= 4096) {
+      run(combine_kernel<kAligned, 1>, 1);
+    } else {
+      run(combine_kernel<kAligned, 8>, 8);
+    }
+  });
+  stream.cuda().finish_op("combine_with_dense");
+}
+
+LinearInput gather_packed_input(Stream& stream, Workspace& workspace, const LinearInput& x,
+                                const TensorView& rows) {
+  const int64_t count = rows.num_elements();
+  const PackedRows packed(workspace, count, x.x.dim(1));
+  const dim3 grid(static_cast<unsigned>(ceil_divide<int64_t>(packed.padded, 8 * kGatherThreads)),
+                  static_cast<unsigned>(count));
+  launch(stream, gather_kernel, grid, kGatherThreads, 0,
+         Rows<const uint16_t>{static_cast<const uint16_t*>(x.packed.raw()), x.packed.row_stride()},
+         rows.data<int32_t>(), packed.rows(), static_cast<int>(packed.padded));
+  stream.cuda().finish_op("gather_packed_input");
+  // Only its shape is asked for.
+  return packed.input(TensorView(x.x.raw(), DType::kF32, {count, x.x.dim(1)}, x.x.device()));
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,143 @@
+#include "ops/fused/residual.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/fused/prepared_input.h"
+#include "ops/norm/rms_norm.h"
+#include "tensor/profiler.h"
+
+namespace braid {
+namespace {
+
+bool same(const InputNorm& a, const InputNorm& b) {
+  return a.weight.raw() == b.weight.raw() && a.epsilon == b.epsilon && a.precision == b.precision;
+}
+
+// The place of the first norm that is equal to norms[i].
+size_t first_equal(std::span<const InputNorm> norms, size_t i) {
+  size_t first = 0;
+  while (!same(norms[first], norms[i])) ++first;
+  return first;
+}
+
+void copy_rows(Stream& stream, const TensorView& from, std::span<const int32_t> rows,
+               const TensorView& to) {
+  const auto* source = static_cast<const std::byte*>(from.raw());
+  auto* target = static_cast<std::byte*>(to.raw());
+  const auto element = static_cast<int64_t>(dtype_bytes(from.dtype()));
+  const int64_t row_bytes = from.dim(1) * element;
+  stream.pool().parallel_for(to.dim(0), 16, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::copy_n(source + rows[i] * from.row_stride() * element, row_bytes,
+                  target + i * to.row_stride() * element);
+    }
+  });
+}
+
+}  // namespace
+
+void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
+                const TensorView& x, std::span<const InputNorm> norms,
+                std::span<LinearInput> inputs) {
+  BRAID_CHECK(x.rank() == 2 && x.shape() == branch.y.shape() && norms.size() == inputs.size() &&
+                  norms.size() <= kMaxInputNorms,
+              "x {}, y {}, {} norms", to_string(x.shape()), to_string(branch.y.shape()),
+              norms.size());
+  const bool rounded = std::all_of(norms.begin(), norms.end(), [](const InputNorm& norm) {
+    return norm.precision != ActivationPrecision::kF32;
+  });
+  if (!stream.is_cpu() && rounded && !x.empty()) {
+    const OpScope op(stream, "add_branch", [&] {
+      const double elements = static_cast<double>(x.num_elements());
+      const double num_inputs = static_cast<double>(inputs.size());
+      return OpWork{.activation_bytes = (12 + 2 * num_inputs) * elements,
+                    .operations = (6 + 4 * num_inputs) * elements};
+    });
+    std::array<size_t, kMaxInputNorms> source{};
+    std::array<InputNorm, kMaxInputNorms> distinct;
+    std::array<LinearInput, kMaxInputNorms> results;
+    size_t num_distinct = 0;
+    for (size_t i = 0; i < norms.size(); ++i) {
+      const size_t first = first_equal(norms, i);
+      source[i] = first == i ? num_distinct : source[first];
+      if (first == i) distinct[num_distinct++] = norms[i];
+    }
+    cuda::add_branch(stream, workspace, branch, x, std::span(distinct).first(num_distinct),
+                     std::span(results).first(num_distinct));
+    for (size_t i = 0; i < norms.size(); ++i) inputs[i] = results[source[i]];
+    return;
+  }
+  if (branch.normed) {
+    add_rms_norm(stream, branch.y, branch.norm, branch.epsilon, x);
+  } else {
+    add(stream, x, branch.y);
+  }
+  if (branch.factor != 1) scale(stream, x, branch.factor);
+  for (size_t i = 0; i < norms.size(); ++i) {
+    const size_t first = first_equal(norms, i);
+    inputs[i] = first < i ? inputs[first]
+                          : prepare_normed_input(stream, workspace, x, norms[i].weight,
+                                                 norms[i].epsilon, norms[i].precision);
+  }
+}
+
+void combine_with_dense(Stream& stream, Workspace& workspace, const TensorView& expert_outputs,
+                        const ExpertGroups& groups, const TensorView& experts,
+                        const TensorView& weights, const NormedBranches& norms,
+                        const TensorView& dense) {
+  BRAID_CHECK(dense.rank() == 2 && expert_outputs.rank() == 2 &&
+                  dense.dim(1) == expert_outputs.dim(1) && dense.dim(0) == experts.dim(0),
+              "dense {}, expert outputs {}", to_string(dense.shape()),
+              to_string(expert_outputs.shape()));
+  if (!stream.is_cpu() && !dense.empty()) {
+    const OpScope op(stream, "combine_with_dense", [&] {
+      const double elements = static_cast<double>(dense.num_elements());
+      const double k = static_cast<double>(experts.dim(1));
+      return OpWork{.activation_bytes = 4 * (k + 2) * elements,
+                    .operations = (2 * k + 9) * elements};
+    });
+    return cuda::combine_with_dense(stream, expert_outputs, groups, experts, weights, norms, dense);
+  }
+  Workspace::Scope scope(workspace);
+  const TensorView combined = workspace.take(DType::kF32, dense.shape());
+  rms_norm(stream, dense, norms.dense_norm, norms.epsilon, dense);
+  combine_experts(stream, expert_outputs, groups, experts, weights, combined);
+  add_rms_norm(stream, combined, norms.experts_norm, norms.epsilon, dense);
+}
+
+LinearInput gather_input(Stream& stream, Workspace& workspace, const LinearInput& x,
+                         const TensorView& rows) {
+  const int64_t count = rows.num_elements();
+  const OpScope op(stream, "gather_input", [&] {
+    const double elements = static_cast<double>(count * x.x.dim(1));
+    return OpWork{.activation_bytes =
+                      elements * (x.precision == ActivationPrecision::kInt8 ? 2.5 : 8)};
+  });
+  if (!stream.is_cpu() && x.packed.rank() == 2 && count > 0) {
+    return cuda::gather_packed_input(stream, workspace, x, rows);
+  }
+  if (x.precision != ActivationPrecision::kInt8) {
+    const TensorView sorted = workspace.take(DType::kF32, {count, x.x.dim(1)});
+    gather_rows(stream, x.x, rows, sorted);
+    return prepare_linear_input(stream, workspace, sorted, x.precision);
+  }
+  // Codes, so that a token is rounded once for all its experts. Float32 rows are for weights in
+  // plain formats only.
+  const std::span<const int32_t> from = IndexList(rows).on_host();
+  LinearInput sorted;
+  sorted.precision = x.precision;
+  sorted.x = workspace.take(DType::kF32, {count, x.x.dim(1)});
+  sorted.codes = workspace.take(DType::kI8, {count, x.codes.dim(1)});
+  sorted.scales = workspace.take(DType::kF32, {count, x.scales.dim(1)});
+  sorted.sums = workspace.take(DType::kI32, {count, x.sums.dim(1)});
+  copy_rows(stream, x.x, from, sorted.x);
+  copy_rows(stream, x.codes, from, sorted.codes);
+  copy_rows(stream, x.scales, from, sorted.scales);
+  copy_rows(stream, x.sums, from, sorted.sums);
+  return sorted;
+}
+
+}  // namespace braid

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+#include <span>
+
+#include "ops/linear/linear.h"
+#include "ops/moe/moe.h"
+
+namespace braid {
+
+// What a block adds to the residual stream. All float32.
+struct ResidualBranch {
+  TensorView y;        // [tokens, width]
+  bool normed = true;  // rms_norm(y) is added, not y
+  TensorView norm;     // [width], the norm's weight; or empty
+  float epsilon = 1e-6f;
+  float factor = 1;  // of the sum
+};
+
+// A norm whose result is the input of products.
+struct InputNorm {
+  TensorView weight;  // [width], or empty
+  float epsilon = 1e-6f;
+  ActivationPrecision precision = ActivationPrecision::kF32;
+};
+
+inline constexpr size_t kMaxInputNorms = 4;
+
+// x ← (x + rms_norm(y)) · factor, then inputs[i] = prepare_normed_input(x, norms[i]). The results
+// are those of the single ops in turn, bit for bit; on a CUDA device it is one pass where all
+// inputs are rounded. Equal norms share one input. x: [tokens, width].
+void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
+                const TensorView& x, std::span<const InputNorm> norms,
+                std::span<LinearInput> inputs);
+
+// dense ← rms_norm(dense) + rms_norm(combined experts, see combine_experts()): the two halves of a
+// Gemma 4 feed-forward block with experts.  dense: [tokens, width], in place.
+struct NormedBranches {
+  TensorView dense_norm, experts_norm;  // [width]
+  float epsilon = 1e-6f;
+};
+void combine_with_dense(Stream& stream, Workspace& workspace, const TensorView& expert_outputs,
+                        const ExpertGroups& groups, const TensorView& experts,
+                        const TensorView& weights, const NormedBranches& norms,
+                        const TensorView& dense);
+
+// The input whose row i is row rows[i] of x.  rows: int32, on the stream's device.
+LinearInput gather_input(Stream& stream, Workspace& workspace, const LinearInput& x,
+                         const TensorView& rows);
+
+}  // namespace braid
