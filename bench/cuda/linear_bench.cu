@@ -16,6 +16,7 @@
 
 #include "ops/linear/cuda/few_tokens.cuh"
 #include "ops/linear/linear.h"
+#include "quant/device_tiles.h"
 #include "tensor/buffer.h"
 #include "tensor/cuda/device_memory.h"
 
@@ -106,13 +107,17 @@ struct Problem {
   FormatId format;
   int64_t experts;  // 0: one matrix
   int64_t rows, cols, tokens;
+  bool tiles = false;
 
-  const QuantFormat& quant() const { return quant_format(format); }
+  const QuantFormat& quant() const {
+    const QuantFormat& in_file = quant_format(format);
+    return tiles ? *tile_format(in_file, cols) : in_file;
+  }
   int64_t matrix_bytes() const { return rows * quant().row_bytes(cols); }
   int64_t bytes() const { return std::max<int64_t>(experts, 1) * matrix_bytes(); }
   int links() const {
-    return static_cast<int>(std::clamp<int64_t>(
-        static_cast<int64_t>(kPoolBytes / 2) / bytes(), 2, 96));
+    return static_cast<int>(
+        std::clamp<int64_t>(static_cast<int64_t>(kPoolBytes / 2) / bytes(), 2, 96));
   }
 };
 
@@ -155,28 +160,38 @@ Products make_products(Machine& m, const Problem& p, int link) {
   return products;
 }
 
+struct Layout {
+  FormatId format;
+  bool tiles;
+};
+constexpr Layout kLayouts[] = {{FormatId::kBF16, false},
+                               {FormatId::kQ8_0, true},
+                               {FormatId::kQ4_0, true},
+                               {FormatId::kQ8_0, false},
+                               {FormatId::kQ4_0, false}};
+
 struct Size {
   const char* model;
   int64_t rows, cols;
 };
 constexpr Size kSizes[] = {
-    {"26b", 8192, 2816},  {"26b", 2816, 4096},   {"26b", 4224, 2816},  {"26b", 2816, 2112},
-    {"26b", 262144, 2816}, {"12b", 8192, 3840},   {"12b", 3840, 4096},  {"12b", 30720, 3840},
-    {"12b", 3840, 15360}, {"80b", 12288, 2048},  {"80b", 2048, 4096},  {"80b", 9216, 2048},
+    {"26b", 8192, 2816},   {"26b", 2816, 4096},  {"26b", 4224, 2816}, {"26b", 2816, 2112},
+    {"26b", 262144, 2816}, {"12b", 8192, 3840},  {"12b", 3840, 4096}, {"12b", 30720, 3840},
+    {"12b", 3840, 15360},  {"80b", 12288, 2048}, {"80b", 2048, 4096}, {"80b", 9216, 2048},
     {"80b", 1024, 2048},
 };
 
 void few(Machine& m) {
   std::printf("\nfew tokens: us of a link (share of the read rate)\n");
-  for (const FormatId format : {FormatId::kBF16, FormatId::kQ8_0, FormatId::kQ4_0}) {
+  for (const auto [format, tiles] : kLayouts) {
     for (const Size& size : kSizes) {
-      std::printf("%-5s %s %6ld x %5ld %7.1f MiB ", quant_format(format).name.data(), size.model,
-                  size.rows, size.cols,
-                  Problem{format, 0, size.rows, size.cols, 1}.bytes() / 1048576.0);
+      const Problem one{format, 0, size.rows, size.cols, 1, tiles};
+      std::printf("%-10s %s %6ldx%5ld %6.1fMiB", one.quant().name.data(), size.model, size.rows,
+                  size.cols, one.bytes() / 1048576.0);
       for (const int64_t tokens : {1, 8, 16, 32}) {
-        const Problem p{format, 0, size.rows, size.cols, tokens};
+        const Problem p{format, 0, size.rows, size.cols, tokens, tiles};
         const double us = time_chain(m, p.links(), [&](int i) { run_link(m, p, i); });
-        std::printf(" | M %2ld %7.1f (%3.0f %%)", tokens, us,
+        std::printf(" |%2ld %6.1f %3.0f%%", tokens, us,
                     100 * p.bytes() / (us * 1e-6) / m.read_rate);
       }
       std::printf("\n");
@@ -186,33 +201,25 @@ void few(Machine& m) {
 
 template <int kRowWarps, int kDepth>
 void time_plans(Machine& m, const Problem& p) {
-  std::printf("  row warps %d depth %d:", kRowWarps, kDepth);
+  std::printf("  %d row warps:", kRowWarps);
   const int tiles = static_cast<int>((p.rows + 32 * kRowWarps - 1) / (32 * kRowWarps));
-  for (const int wanted : {100, 132, 200, 264}) {
-    const int splits = std::clamp((wanted + tiles / 2) / tiles, 1, 8);
-    if (wanted > 100 && splits == std::clamp((wanted * 2 / 3 + tiles / 2) / tiles, 1, 8)) continue;
-    for (const int prefetch : {0, 32, 128}) {
-      const FewTokensPlan plan{splits, (prefetch << 10) / (32 * kRowWarps) / 16 * 16};
-      const double us = time_chain(m, p.links(), [&](int i) {
-        launch_few_tokens<BFloat16Chunk, 1, kRowWarps, kDepth>(m.stream, make_products(m, p, i),
-                                                               plan);
-      });
-      std::printf("  %dx pf%d %.1f (%.0f)", splits, prefetch, us,
-                  100 * p.bytes() / (us * 1e-6) / m.read_rate);
-    }
+  for (int splits = 1; splits <= 8 && splits * tiles <= 264; ++splits) {
+    const double us = time_chain(m, p.links(), [&](int i) {
+      launch_few_tokens<BFloat16Chunk, 1, kRowWarps, kDepth>(m.stream, make_products(m, p, i),
+                                                             FewTokensPlan{splits});
+    });
+    std::printf("  %dx %.1f (%.0f)", splits, us, 100 * p.bytes() / (us * 1e-6) / m.read_rate);
   }
   std::printf("\n");
 }
 
 void plans(Machine& m) {
-  std::printf("\nplans, bf16, 8 tokens: splits, prefetched KiB a block, us (%% of the read rate)\n");
+  std::printf("\nplans, bf16, 8 tokens: splits, us (%% of the read rate)\n");
   for (const Size& size : kSizes) {
     const Problem p{FormatId::kBF16, 0, size.rows, size.cols, 8};
     std::printf("%ld x %ld, %.1f MiB\n", size.rows, size.cols, p.bytes() / 1048576.0);
     time_plans<1, 4>(m, p);
     time_plans<2, 4>(m, p);
-    time_plans<4, 4>(m, p);
-    time_plans<2, 2>(m, p);
   }
 }
 
@@ -241,19 +248,19 @@ void grouped(Machine& m) {
     int64_t experts, rows, cols;
     int picks;
   };
-  constexpr Group kGroups[] = {{128, 1408, 2816, 8}, {128, 2816, 704, 8}, {512, 1024, 2048, 10},
-                               {512, 2048, 512, 10}};
-  for (const FormatId format : {FormatId::kBF16, FormatId::kQ8_0, FormatId::kQ4_0}) {
+  constexpr Group kGroups[] = {
+      {128, 1408, 2816, 8}, {128, 2816, 704, 8}, {512, 1024, 2048, 10}, {512, 2048, 512, 10}};
+  for (const auto [format, tiles] : kLayouts) {
     for (const Group& g : kGroups) {
-      std::printf("%-5s %3ld x %4ld x %4ld", quant_format(format).name.data(), g.experts, g.rows,
-                  g.cols);
+      std::printf("%-10s %3ldx%4ldx%4ld",
+                  Problem{format, 0, g.rows, g.cols, 1, tiles}.quant().name.data(), g.experts,
+                  g.rows, g.cols);
       for (const int64_t tokens : {1, 8, 32, 2048}) {
         const int touched = route(m, tokens, g.picks, g.experts);
-        const Problem p{format, g.experts, g.rows, g.cols, tokens * g.picks};
-        const double us =
-            time_chain(m, std::min(p.links(), 8), [&](int i) { run_link(m, p, i); });
+        const Problem p{format, g.experts, g.rows, g.cols, tokens * g.picks, tiles};
+        const double us = time_chain(m, std::min(p.links(), 8), [&](int i) { run_link(m, p, i); });
         const double seconds = us * 1e-6;
-        std::printf(" | %4ld: %3d experts %7.1f (%3.0f %%, %3.0f %%)", tokens, touched, us,
+        std::printf(" |%4ld: %3d %6.1f %3.0f%% %2.0f%%", tokens, touched, us,
                     100.0 * touched * p.matrix_bytes() / seconds / m.read_rate,
                     200.0 * p.tokens * p.rows * p.cols / seconds / m.bf16_rate);
       }
@@ -266,14 +273,14 @@ void many(Machine& m) {
   std::printf("\n2048 tokens: us of a link (share of the bf16 rate)\n");
   for (const Size& size : kSizes) {
     if (size.rows > 100000) continue;
-    std::printf("%6ld x %5ld", size.rows, size.cols);
-    for (const FormatId format : {FormatId::kBF16, FormatId::kQ8_0, FormatId::kQ4_0}) {
+    std::printf("%6ldx%5ld", size.rows, size.cols);
+    for (const auto [format, tiles] : kLayouts) {
+      if (format != FormatId::kBF16 && !tiles) continue;
       for (const int64_t tokens : {64, 256, 2048}) {
         if (format == FormatId::kQ8_0 && tokens < 2048) continue;
-        const Problem p{format, 0, size.rows, size.cols, tokens};
-        const double us =
-            time_chain(m, std::min(p.links(), 8), [&](int i) { run_link(m, p, i); });
-        std::printf(" | %s M %ld %7.1f (%3.0f %%)", p.quant().name.data(), tokens, us,
+        const Problem p{format, 0, size.rows, size.cols, tokens, tiles};
+        const double us = time_chain(m, std::min(p.links(), 8), [&](int i) { run_link(m, p, i); });
+        std::printf(" |%s %ld %6.1f %2.0f%%", p.quant().name.data(), tokens, us,
                     200.0 * tokens * p.rows * p.cols / (us * 1e-6) / m.bf16_rate);
       }
     }

@@ -78,6 +78,7 @@ inline Weight on_target(const Weight& w) {
   std::memcpy(storage->data(), w.data, size);
   copy.data = storage->data();
   copy.owner = storage;
+  copy.device = op_test_device;
   return copy;
 }
 

@@ -1,6 +1,5 @@
 #include "ops/cuda/launch.cuh"
-#include "ops/linear/cuda/blocks.cuh"
-#include "ops/linear/cuda/products.h"
+#include "ops/linear/cuda/tile_rows.cuh"
 #include "ops/linear/cuda/touched_expert.cuh"
 
 namespace braid::cuda {
@@ -26,7 +25,7 @@ struct Inputs<true> {
 };
 
 // A warp has one row; its lanes share out the columns. Sums of a lane first, then of the lanes.
-template <FormatId kFormat, bool kPacked>
+template <typename Row, bool kPacked>
 __global__ void __launch_bounds__(kWarps* kWarp) exact_rows(Products p) {
   const int lane = threadIdx.x % kWarp;
   const int row = blockIdx.x * kWarps + threadIdx.x / kWarp;
@@ -38,14 +37,14 @@ __global__ void __launch_bounds__(kWarps* kWarp) exact_rows(Products p) {
     if (tokens.expert < 0) return;
   }
   if (row >= p.rows) return;
-  const uint8_t* weights = p.weights + tokens.expert * p.matrix_bytes + row * p.row_bytes;
+  const Row weights(p.weights + tokens.expert * p.matrix_bytes, p.row_bytes, row);
   for (int first = tokens.begin; first < tokens.end; first += kTokens) {
     float sums[kTokens] = {};
     const int count = min(kTokens, tokens.end - first);
-    if constexpr (plain_format(kFormat)) {
+    if constexpr (Row::kPlain) {
 #pragma unroll 4
       for (int col = lane; col < p.cols; col += kWarp) {
-        const float w = Blocks<kFormat>::element(weights, col);
+        const float w = weights.element(col);
 #pragma unroll
         for (int t = 0; t < kTokens; ++t) {
           const int token = first + min(t, count - 1);
@@ -56,13 +55,13 @@ __global__ void __launch_bounds__(kWarps* kWarp) exact_rows(Products p) {
       for (int unit = lane / 4; unit < p.cols / kUnitColumns; unit += kWarp / 4) {
         const int quad = lane % 4;
         float w[8];
-        Blocks<kFormat>::expand(Blocks<kFormat>::load(weights, unit, quad), unit, quad, w);
+        Row::expand(load_unit(weights, unit, quad, p.cols / kUnitColumns), unit, quad, w);
 #pragma unroll
         for (int t = 0; t < kTokens; ++t) {
           const int token = first + min(t, count - 1);
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
-            const int col = unit * kUnitColumns + 4 * quad + i % 4 + i / 4 * 16;
+            const int col = Row::column(unit, quad, i);
             sums[t] = fmaf(w[i], Inputs<kPacked>::element(p, token, col), sums[t]);
           }
         }
@@ -81,11 +80,12 @@ __global__ void __launch_bounds__(kWarps* kWarp) exact_rows(Products p) {
 void exact_products(Stream& stream, const Products& products) {
   const int slots = products.experts > 0 ? min(products.experts, products.tokens) : 1;
   const dim3 grid(ceil_divide(products.rows, kWarps), slots);
-  with_format(products.format, [&](auto format) {
+  with_rows(products.format, products.tiles, [&](auto row) {
+    using Row = typename decltype(row)::Type;
     if (products.packed != nullptr) {
-      launch(stream, exact_rows<format(), true>, grid, dim3(kWarps * kWarp), 0, products);
+      launch(stream, exact_rows<Row, true>, grid, dim3(kWarps * kWarp), 0, products);
     } else {
-      launch(stream, exact_rows<format(), false>, grid, dim3(kWarps * kWarp), 0, products);
+      launch(stream, exact_rows<Row, false>, grid, dim3(kWarps * kWarp), 0, products);
     }
   });
 }

@@ -5,46 +5,82 @@
 namespace braid::cuda {
 namespace {
 
-constexpr int kRowWarps = 2;
 constexpr int kMaxSplits = 8;  // what every device's clusters may have
-// Fewer columns a block are not worth a cluster's barriers.
-constexpr int kSplitChunks = 8;
-// Of the weights' share of a multiprocessor that is brought near before the inputs are there.
-constexpr int kPrefetchBytes = 64 << 10;
 
-// As many splits as give every multiprocessor a block: the rest of its registers is then free for
-// the first blocks of the next kernel.
-FewTokensPlan make_plan(Stream& stream, const Products& products) {
-  FewTokensPlan plan{1, 0};
-  if (!stream.cuda().overlaps_kernels()) return plan;  // no clusters either
-  const int tiles = ceil_divide(products.rows, 32 * kRowWarps);
-  const int chunks = ceil_divide(products.cols, kUnitColumns);
-  if (products.experts == 0) {
-    const int wanted = (stream.cuda().num_multiprocessors() + tiles / 2) / tiles;
-    plan.splits = std::clamp(std::min(wanted, chunks / kSplitChunks), 1, kMaxSplits);
-    if (products.row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(products.weights) % 16 == 0) {
-      plan.prefetch_bytes = kPrefetchBytes / (32 * kRowWarps) / 16 * 16;
+// Blocks that run at once, in clusters of `splits`.
+int blocks_at_once(Stream& stream, int splits) {
+  static int known[kMaxSplits + 1] = {};  // devices of one machine are taken to be alike
+  if (known[splits] == 0) {
+    const auto kernel = few_tokens<BFloat16Chunk, 1, 2, 4>;
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {1, static_cast<unsigned>(splits), 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(1024, splits);
+    config.blockDim = dim3(kFewWarps * kWarp);
+    config.attrs = &cluster;
+    config.numAttrs = splits > 1 ? 1 : 0;
+    int count = 0;
+    if (splits == 1) {
+      BRAID_CUDA_CHECK(
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, kFewWarps * kWarp, 0));
+      known[1] = count * stream.cuda().num_multiprocessors();
+    } else {
+      BRAID_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&count, kernel, &config));
+      known[splits] = std::max(count, 1) * splits;
     }
   }
-  return plan;
+  return known[splits];
 }
 
+// Tokens that meet a matrix, of experts about the most.
+int tokens_at_once(const Products& products) {
+  return products.experts > 0 ? ceil_divide(products.tokens, products.experts) * 2
+                              : products.tokens;
+}
+
+template <typename Chunk, int kTokenTiles, int kDepth>
+void launch_shape(Stream& stream, const Products& products) {
+  const FewTokensShape shape =
+      few_tokens_shape(stream, products, ceil_divide(products.cols, kUnitColumns));
+  if (shape.row_warps == 1) {
+    launch_few_tokens<Chunk, kTokenTiles, 1, kDepth>(stream, products, shape.plan);
+  } else {
+    launch_few_tokens<Chunk, kTokenTiles, 2, kDepth>(stream, products, shape.plan);
+  }
+}
+
+// Where there are more tokens than kMostTiles tiles of eight, the kernel comes round again for the
+// others.
 template <typename Chunk, int kDepth, int kMostTiles>
 void launch_any(Stream& stream, const Products& products) {
-  const FewTokensPlan plan = make_plan(stream, products);
-  const int most =
-      products.experts > 0 ? ceil_divide(products.tokens, products.experts) * 2 : products.tokens;
-  // Where there are more tokens than the kernel takes, it comes round again for the others.
-  if (most <= 8 || kMostTiles == 1) {
-    launch_few_tokens<Chunk, 1, kRowWarps, kDepth>(stream, products, plan);
-  } else if (most <= 16 || kMostTiles == 2) {
-    launch_few_tokens<Chunk, std::min(kMostTiles, 2), kRowWarps, kDepth>(stream, products, plan);
+  if (tokens_at_once(products) <= 8 || kMostTiles == 1) {
+    launch_shape<Chunk, 1, kDepth>(stream, products);
   } else {
-    launch_few_tokens<Chunk, kMostTiles, kRowWarps, 2>(stream, products, plan);
+    launch_shape<Chunk, kMostTiles, kDepth>(stream, products);
   }
 }
 
 }  // namespace
+
+FewTokensShape few_tokens_shape(Stream& stream, const Products& products, int chunks) {
+  const bool clusters = stream.cuda().overlaps_kernels() && products.experts == 0;
+  FewTokensShape best{2, {1}};
+  int most = 0;
+  for (const int row_warps : {1, 2}) {
+    const int tiles = ceil_divide(products.rows, 32 * row_warps);
+    for (int splits = 1; splits <= (clusters ? kMaxSplits : 1); ++splits) {
+      const bool enough = splits == 1 || chunks / splits >= 2 * kFewWarps / row_warps;
+      const int blocks = tiles * splits;
+      // An eighth more of them is worth a further split.
+      if (enough && blocks <= blocks_at_once(stream, splits) && blocks > most + most / 8) {
+        most = blocks;
+        best = {row_warps, {splits}};
+      }
+    }
+  }
+  return best;
+}
 
 bool few_tokens_can(const Products& products) {
   if (products.packed == nullptr || products.format == FormatId::kF32) return false;
@@ -52,15 +88,18 @@ bool few_tokens_can(const Products& products) {
   return products.cols % 8 == 0 && reinterpret_cast<uintptr_t>(products.weights) % 16 == 0;
 }
 
+int most_few_tokens(const Products& products) {
+  return products.format == FormatId::kBF16 ? 16 : 32;
+}
+
 void few_tokens_products(Stream& stream, const Products& products) {
+  if (products.tiles) return few_tokens_of_tiles(stream, products, tokens_at_once(products));
   with_format(products.format, [&](auto format) {
     constexpr FormatId kFormat = format();
     if constexpr (kFormat == FormatId::kBF16) {
-      launch_any<BFloat16Chunk, 4, 4>(stream, products);
+      launch_any<BFloat16Chunk, 4, 2>(stream, products);
     } else if constexpr (kFormat == FormatId::kF16) {
       launch_any<HalfChunk, 4, 2>(stream, products);
-    } else if constexpr (kFormat == FormatId::kQ4_0 || kFormat == FormatId::kQ8_0) {
-      launch_any<BlockChunk<kFormat>, 2, 4>(stream, products);
     } else if constexpr (kFormat != FormatId::kF32) {
       launch_any<BlockChunk<kFormat>, 2, 1>(stream, products);
     }

@@ -62,9 +62,84 @@ struct BlockChunk {
 };
 
 struct FewTokensPlan {
-  int splits;          // blocks of a cluster
-  int prefetch_bytes;  // of a row, brought near before the inputs are there
+  int splits;  // blocks of a cluster
 };
+
+// For weights in the layout of quant/device_tiles.h, `tokens` of them at once.
+void few_tokens_of_tiles(Stream& stream, const Products& products, int tokens);
+
+// Row warps of a block and splits: as many blocks as run at once, so that as many bytes as can be
+// are on their way; with fewer splits where there is a choice. One chunk is what a warp takes in a
+// step. Of the matrix and the device alone.
+struct FewTokensShape {
+  int row_warps;
+  FewTokensPlan plan;
+};
+FewTokensShape few_tokens_shape(Stream& stream, const Products& products, int chunks);
+
+// Where the warps' sums of a block meet. Neighbouring tokens lie in other banks.
+template <int kTokenTiles, int kRowWarps>
+struct Partial {
+  static constexpr int kKWarps = kFewWarps / kRowWarps;
+  static constexpr int kRows = 32 * kRowWarps;
+  float sums[kKWarps][8 * kTokenTiles][kRows + 4];
+};
+
+// Adds up the sums of the warps, then of the blocks, in their order, and stores them. sums: of rows
+// 32 row_warp + 16 tile + l / 4 and 8 more, as multiply_add() leaves them.
+template <int kTokenTiles, int kRowWarps>
+__device__ __forceinline__ void add_up(const Products& p, const FewTokensPlan& plan,
+                                       const float (&sums)[2][kTokenTiles][4],
+                                       Partial<kTokenTiles, kRowWarps>& partial, int block_row,
+                                       int first_token, int count) {
+  using Sums = Partial<kTokenTiles, kRowWarps>;
+  constexpr int kRows = Sums::kRows, kThreads = kFewWarps * kWarp;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int row_warp = warp % kRowWarps, k_warp = warp / kRowWarps;
+  const int group = lane / 4, quad = lane % 4;
+  const int split = blockIdx.y;
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+    for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        partial
+            .sums[k_warp][8 * t + 2 * quad + i % 2][row_warp * 32 + tile * 16 + i / 2 * 8 + group] =
+            sums[tile][t][i];
+      }
+    }
+  }
+  __syncthreads();
+  const int used = count * kRows;
+  const auto add_warps = [&](int token, int row) {
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < Sums::kKWarps; ++k) sum += partial.sums[k][token][row];
+    return sum;
+  };
+  const auto store = [&](int token, int row, float sum) {
+    if (block_row + row < p.rows) p.y[(first_token + token) * p.y_stride + block_row + row] = sum;
+  };
+  if (plan.splits == 1) {
+    for (int i = threadIdx.x; i < used; i += kThreads) {
+      store(i / kRows, i % kRows, add_warps(i / kRows, i % kRows));
+    }
+    __syncthreads();  // before the next sums
+    return;
+  }
+  for (int i = threadIdx.x; i < used; i += kThreads) {
+    partial.sums[0][i / kRows][i % kRows] = add_warps(i / kRows, i % kRows);
+  }
+  sync_cluster();
+  for (int i = split * kThreads + threadIdx.x; i < used; i += plan.splits * kThreads) {
+    const uint32_t at = shared_address(&partial.sums[0][i / kRows][i % kRows]);
+    float sum = 0;
+    for (int rank = 0; rank < plan.splits; ++rank) sum += read_of_block(at, rank);
+    store(i / kRows, i % kRows, sum);
+  }
+  sync_cluster();  // the others have read
+}
 
 template <typename Chunk, int kTokenTiles, int kRowWarps, int kDepth>
 __global__ void __launch_bounds__(kFewWarps* kWarp, 2)
@@ -72,8 +147,7 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 2)
   constexpr int kKWarps = kFewWarps / kRowWarps;
   constexpr int kRows = 32 * kRowWarps;
   constexpr int kTokens = 8 * kTokenTiles;
-  constexpr int kTokenStride = kRows + 4;  // neighbours in other banks
-  __shared__ float partial[kKWarps][kTokens][kTokenStride];
+  __shared__ Partial<kTokenTiles, kRowWarps> partial;
 
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int row_warp = warp % kRowWarps, k_warp = warp / kRowWarps;
@@ -125,12 +199,6 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 2)
   };
 #pragma unroll
   for (int d = 0; d < kDepth; ++d) load_weights(raw[d], d);
-  if (plan.prefetch_bytes > 0 && threadIdx.x < kRows && block_row + threadIdx.x < p.rows) {
-    const int64_t begin = p.row_bytes * first_chunk / chunks / 16 * 16;
-    const int64_t end = p.row_bytes * end_chunk / chunks / 16 * 16;
-    const int bytes = static_cast<int>(min(end - begin, static_cast<int64_t>(plan.prefetch_bytes)));
-    if (bytes > 0) prefetch_far(weights + threadIdx.x * p.row_bytes + begin, bytes);
-  }
   if (p.experts == 0) wait_for_inputs();
 
   for (int first_token = tokens.begin; first_token < tokens.end; first_token += kTokens) {
@@ -187,54 +255,13 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 2)
       }
     }
 
-    // The sums of the warps, then of the blocks, in their order.
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          partial[k_warp][8 * t + 2 * quad + i % 2][row_warp * 32 + tile * 16 + i / 2 * 8 + group] =
-              sums[tile][t][i];
-        }
-      }
-    }
-    __syncthreads();
-    const int used = count * kRows;
-    const auto add_warps = [&](int token, int row) {
-      float sum = 0;
-#pragma unroll
-      for (int k = 0; k < kKWarps; ++k) sum += partial[k][token][row];
-      return sum;
-    };
-    const auto store = [&](int token, int row, float sum) {
-      if (block_row + row < p.rows) p.y[(first_token + token) * p.y_stride + block_row + row] = sum;
-    };
-    if (plan.splits == 1) {
-      for (int i = threadIdx.x; i < used; i += kFewWarps * kWarp) {
-        store(i / kRows, i % kRows, add_warps(i / kRows, i % kRows));
-      }
-      __syncthreads();
-    } else {
-      for (int i = threadIdx.x; i < used; i += kFewWarps * kWarp) {
-        partial[0][i / kRows][i % kRows] = add_warps(i / kRows, i % kRows);
-      }
-      sync_cluster();
-      for (int i = split * kFewWarps * kWarp + threadIdx.x; i < used;
-           i += plan.splits * kFewWarps * kWarp) {
-        const uint32_t at = shared_address(&partial[0][i / kRows][i % kRows]);
-        float sum = 0;
-        for (int rank = 0; rank < plan.splits; ++rank) sum += read_of_block(at, rank);
-        store(i / kRows, i % kRows, sum);
-      }
-      sync_cluster();  // the others have read
-    }
+    add_up<kTokenTiles, kRowWarps>(p, plan, sums, partial, block_row, first_token, count);
   }
 }
 
-// Launches the kernel with as many blocks in a cluster as the plan says.
-template <typename Chunk, int kTokenTiles, int kRowWarps, int kDepth>
-void launch_few_tokens(Stream& stream, const Products& products, const FewTokensPlan& plan) {
+// Launches such a kernel with as many blocks in a cluster as the plan says.
+inline void launch_few(Stream& stream, void (*kernel)(Products, FewTokensPlan), int block_rows,
+                       const Products& products, const FewTokensPlan& plan) {
   const int slots = products.experts > 0 ? std::min(products.experts, products.tokens) : 1;
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -242,13 +269,18 @@ void launch_few_tokens(Stream& stream, const Products& products, const FewTokens
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {1, static_cast<unsigned>(plan.splits), 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(ceil_divide(products.rows, 32 * kRowWarps), plan.splits, slots);
+  config.gridDim = dim3(ceil_divide(products.rows, block_rows), plan.splits, slots);
   config.blockDim = dim3(kFewWarps * kWarp);
   config.stream = stream.cuda().handle();
   config.attrs = attributes;
   config.numAttrs = !stream.cuda().overlaps_kernels() ? 0 : plan.splits == 1 ? 1 : 2;
-  BRAID_CUDA_CHECK(cudaLaunchKernelEx(&config, few_tokens<Chunk, kTokenTiles, kRowWarps, kDepth>,
-                                      products, plan));
+  BRAID_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, products, plan));
+}
+
+template <typename Chunk, int kTokenTiles, int kRowWarps, int kDepth>
+void launch_few_tokens(Stream& stream, const Products& products, const FewTokensPlan& plan) {
+  launch_few(stream, few_tokens<Chunk, kTokenTiles, kRowWarps, kDepth>, 32 * kRowWarps, products,
+             plan);
 }
 
 }  // namespace braid::cuda

@@ -110,12 +110,12 @@ void launch_tiles(Stream& stream, const Products& products) {
 
 void grouped_tiles_products(Stream& stream, const Products& products) {
   if (hopper_tiles_products(stream, products)) return;
-  with_format(products.format, [&](auto format) {
-    constexpr FormatId kFormat = format();
-    if constexpr (kFormat == FormatId::kBF16) {
+  with_rows(products.format, products.tiles, [&](auto row) {
+    using Row = typename decltype(row)::Type;
+    if constexpr (Row::kId == FormatId::kBF16) {
       launch_tiles<CopiedTile<kRows>>(stream, products);
-    } else if constexpr (kFormat != FormatId::kF32) {
-      launch_tiles<ExpandedTile<kFormat, kRows>>(stream, products);
+    } else if constexpr (Row::kId != FormatId::kF32) {
+      launch_tiles<ExpandedTile<Row, kRows>>(stream, products);
     }
   });
 }

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   } else if (count <= 128) {
     tile_product<WeightTile, kBlocks, 128>(p, tokens, memory);
   } else {
-    tile_product<WeightTile, kBlocks, 160>(p, tokens, memory);
+    tile_product<WeightTile, kBlocks, kTokens>(p, tokens, memory);
   }
 }
 
@@ -124,15 +124,18 @@ bool runs_here() {
 bool hopper_tiles_products(Stream& stream, const Products& products) {
   static const bool can = runs_here();
   if (!can) return false;
-  with_format(products.format, [&](auto format) {
-    constexpr FormatId kFormat = format();
-    if constexpr (kFormat == FormatId::kBF16) {
+  bool done = true;
+  with_rows(products.format, products.tiles, [&](auto row) {
+    using Row = typename decltype(row)::Type;
+    if constexpr (Row::kId == FormatId::kBF16) {
       launch_tiles<CopiedTile<256>, 2>(stream, products);
-    } else if constexpr (kFormat != FormatId::kF32) {
-      launch_tiles<ExpandedTile<kFormat, 128>, 1>(stream, products);
+    } else if constexpr (Row::kId == FormatId::kQ4_0 || Row::kId == FormatId::kQ8_0) {
+      launch_tiles<ExpandedTile<Row, 128>, 1>(stream, products);
+    } else {
+      done = false;
     }
   });
-  return true;
+  return done;
 }
 
 }  // namespace braid::cuda

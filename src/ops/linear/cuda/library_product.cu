@@ -119,8 +119,8 @@ bool library_products(Stream& stream, const Products& p) {
   const void* const x = bfloat16 ? static_cast<const void*>(p.packed) : p.x;
   for (int first = 0; first < p.rows; first += piece) {
     const int count = std::min(piece, p.rows - first);
-    const void* w = p.weights + first * p.row_bytes;
-    if (!direct) w = expanded;
+    const void* const w =
+        direct ? p.weights + first * p.row_bytes : reinterpret_cast<const uint8_t*>(expanded);
     float* const y = p.y + first;
     const Shape shape{state.device(),  bfloat16,        count,
                       p.cols,          p.tokens,        bfloat16 ? p.packed_stride : p.x_stride,

@@ -2,6 +2,7 @@
 #include "ops/cuda/launch.cuh"
 #include "ops/linear/cuda/products.h"
 #include "ops/linear/cuda/tensor_core.cuh"
+#include "quant/device_tiles.h"
 
 namespace braid::cuda {
 namespace {
@@ -29,8 +30,9 @@ __global__ void round_inputs(Rows<const float> x, int cols, Rows<uint16_t> packe
 }
 
 Products make_products(const Weight& w, const LinearInput& x, const TensorView& y) {
-  BRAID_CHECK(!w.format->panels(), "{} weights on a CUDA device", w.format->name);
   Products products{};
+  products.tiles = in_tiles(*w.format);
+  BRAID_CHECK(products.tiles || !w.format->panels(), "{} weights on a CUDA device", w.format->name);
   products.format = w.format->id;
   products.weights = reinterpret_cast<const uint8_t*>(w.data);
   products.row_bytes = w.row_bytes();
@@ -75,9 +77,10 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
   const Products products = make_products(w, x, y);
   const bool exact = products.packed == nullptr || products.format == FormatId::kF32;
-  if (!exact && products.tokens <= kFewTokens && few_tokens_can(products)) {
+  if (!exact && few_tokens_can(products) && products.tokens <= most_few_tokens(products)) {
     few_tokens_products(stream, products);
-  } else if ((exact && products.tokens <= kFewExactTokens) || !library_products(stream, products)) {
+  } else if (products.tokens <= (exact ? kFewExactTokens : 16) ||
+             !library_products(stream, products)) {
     exact_products(stream, products);
   }
   stream.cuda().finish_op("linear");

@@ -10,6 +10,7 @@ namespace braid::cuda {
 // Strides count elements. All memory is the device's.
 struct Products {
   FormatId format;
+  bool tiles;  // quant/device_tiles.h; otherwise rows as in files
   const uint8_t* weights;
   int64_t row_bytes;
   int64_t matrix_bytes;
@@ -31,10 +32,10 @@ inline constexpr int kPackedColumns = 64;
 // of rows that a Weight can have.
 void exact_products(Stream& stream, const Products& products);
 
-// For up to kFewTokens tokens, or as many for an expert if it is to be fast: weights are streamed
-// through registers into the tensor cores. Needs `packed`.
-inline constexpr int kFewTokens = 32;
+// For up to most_few_tokens() tokens, or as many for an expert if it is to be fast: weights are
+// streamed through registers into the tensor cores. Needs `packed`.
 bool few_tokens_can(const Products& products);
+int most_few_tokens(const Products& products);
 void few_tokens_products(Stream& stream, const Products& products);
 
 // For many tokens. Grouped: by tensor cores, tile by tile. Otherwise by the matrix library, on

@@ -5,9 +5,8 @@
 // rows' pieces of one column lie in different banks (the 128-byte swizzle of the tensor cores).
 
 #include "ops/cuda/launch.cuh"
-#include "ops/linear/cuda/blocks.cuh"
-#include "ops/linear/cuda/products.h"
 #include "ops/linear/cuda/tensor_core.cuh"
+#include "ops/linear/cuda/tile_rows.cuh"
 
 namespace braid::cuda {
 
@@ -45,7 +44,7 @@ struct CopiedTile {
 };
 
 // Formats that are expanded on the way: fetch() begins to read, store() writes bfloat16.
-template <FormatId kFormat, int kRows>
+template <typename Row, int kRows>
 struct ExpandedTile {
   static constexpr int kItems = kRows * (kTileColumns / kUnitColumns) * 4 / kTileThreads;
 
@@ -55,36 +54,37 @@ struct ExpandedTile {
     step_ = step;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const int row = row_of(i), unit = unit_of(i);
-      if (row < rows_ && unit < units_) {
-        raw_[i] = Blocks<kFormat>::load(weights_ + row * row_bytes_, unit, threadIdx.x % 4);
+      if (row_of(i) < rows_ && unit() < units_) {
+        raw_[i] = load_unit(Row(weights_, row_bytes_, row_of(i)), unit(), quad(), units_);
       }
     }
   }
   __device__ void store(unsigned char* tile) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const int row = row_of(i), unit = unit_of(i), quad = threadIdx.x % 4;
       float v[8] = {};
-      if (row < rows_ && unit < units_) Blocks<kFormat>::expand(raw_[i], unit, quad, v);
-      const int piece = unit % 2 * 4 + quad / 2, within = quad % 2 * 8;
-      *reinterpret_cast<uint2*>(tile + place(row, piece) + within) =
-          make_uint2(pack_bfloat16(v[0], v[1]), pack_bfloat16(v[2], v[3]));
-      *reinterpret_cast<uint2*>(tile + place(row, piece + 2) + within) =
-          make_uint2(pack_bfloat16(v[4], v[5]), pack_bfloat16(v[6], v[7]));
+      if (row_of(i) < rows_ && unit() < units_) Row::expand(raw_[i], unit(), quad(), v);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int col = Row::column(unit() % 2, quad(), 4 * half);  // in the tile
+        *reinterpret_cast<uint2*>(tile + place(row_of(i), col / 8) + col % 8 * 2) =
+            make_uint2(pack_bfloat16(v[4 * half], v[4 * half + 1]),
+                       pack_bfloat16(v[4 * half + 2], v[4 * half + 3]));
+      }
     }
   }
 
  private:
   // Eight neighbouring threads have the two units of a row.
   __device__ static int row_of(int i) { return (threadIdx.x + i * kTileThreads) / 8; }
-  __device__ int unit_of(int) const { return step_ * 2 + threadIdx.x / 4 % 2; }
+  __device__ int unit() const { return step_ * 2 + threadIdx.x / 4 % 2; }
+  __device__ static int quad() { return threadIdx.x % 4; }
 
   const uint8_t* weights_;
   int64_t row_bytes_;
   int units_, rows_;
   int step_ = 0;
-  typename Blocks<kFormat>::Raw raw_[kItems] = {};
+  typename Row::Raw raw_[kItems] = {};
 };
 
 // Rows of LinearInput::packed; those from `count` on are zero. kTokens is a multiple of 32.
