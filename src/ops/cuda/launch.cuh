@@ -46,12 +46,15 @@ void launch(Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block
 __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#if defined(BRAID_LATE)
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
 #endif
 }
 // Lets the next kernel be launched, once all blocks have said so: it may then begin with what does
 // not depend on this one.
 __device__ __forceinline__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && !defined(BRAID_LATE)
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }

@@ -1,0 +1,189 @@
+#include "ops/fused/prepared_input.h"
+
+#include <cstring>
+
+#include "ops/fused/residual.h"
+#include "ops/norm/rms_norm.h"
+#include "ops/op_test.h"
+
+namespace braid {
+namespace {
+
+constexpr int64_t kWidths[] = {1, 7, 64, 65, 130, 704, 2112, 2816, 4100};
+
+// The bytes of a view's rows.
+std::vector<std::byte> bytes_of(const TensorView& view) {
+  std::vector<std::byte> bytes;
+  if (view.rank() == 0) return bytes;
+  const size_t element = dtype_bytes(view.dtype());
+  const size_t row = static_cast<size_t>(view.dim(1)) * element;
+  for (int64_t i = 0; i < view.dim(0); ++i) {
+    const auto* from = static_cast<const std::byte*>(view.raw()) + i * view.row_stride() * element;
+    bytes.insert(bytes.end(), from, from + row);
+  }
+  return bytes;
+}
+
+// What products read of the two is the same.
+void expect_same(const LinearInput& actual, const LinearInput& expected) {
+  ASSERT_EQ(actual.precision, expected.precision);
+  EXPECT_EQ(actual.x.shape(), expected.x.shape());
+  EXPECT_EQ(bytes_of(actual.packed), bytes_of(expected.packed));
+  EXPECT_EQ(bytes_of(actual.codes), bytes_of(expected.codes));
+  EXPECT_EQ(bytes_of(actual.scales), bytes_of(expected.scales));
+  EXPECT_EQ(bytes_of(actual.sums), bytes_of(expected.sums));
+  const bool reads_x = expected.packed.rank() == 0 && expected.codes.rank() == 0;
+  if (reads_x) EXPECT_EQ(bytes_of(actual.x), bytes_of(expected.x));
+}
+
+class FusedInputTest : public OpTest {
+ protected:
+  Tensor random_weight(int64_t width) {
+    Tensor weight(DType::kF32, {width}, device);
+    for (float& w : weight.view().span<float>()) w = random.uniform(-2, 3);
+    return weight;
+  }
+  ActivationPrecision random_precision() {
+    return random.pick(
+        {ActivationPrecision::kF32, ActivationPrecision::kBF16, ActivationPrecision::kInt8});
+  }
+};
+
+TEST_P(FusedInputTest, NormedInputIsTheInputOfTheNorm) {
+  for (const int64_t tokens : {0, 1, 3, 9}) {
+    for (const int64_t width : kWidths) {
+      Workspace::Scope scope(workspace);
+      PaddedTensor x({tokens, width}, random.integer(0, 4)), y({tokens, width}, 0);
+      x.fill_normal(random);
+      const Tensor weight = random_weight(width);
+      const TensorView gains = random.integer(0, 3) > 0 ? weight.view() : TensorView();
+      const ActivationPrecision precision = random_precision();
+      rms_norm(stream, x, gains, 1e-6f, y);
+      expect_same(prepare_normed_input(stream, workspace, x, gains, 1e-6f, precision),
+                  prepare_linear_input(stream, workspace, y, precision));
+    }
+  }
+}
+
+TEST_P(FusedInputTest, GatedInputIsTheInputOfTheProduct) {
+  for (const Activation activation : {Activation::kGeluTanh, Activation::kSilu}) {
+    for (const int64_t tokens : {0, 1, 5}) {
+      for (const int64_t width : kWidths) {
+        Workspace::Scope scope(workspace);
+        PaddedTensor gate({tokens, width}, random.integer(0, 4)), up({tokens, width}, 1);
+        PaddedTensor y({tokens, width}, 0);
+        gate.fill_normal(random);
+        up.fill_normal(random);
+        const ActivationPrecision precision = random_precision();
+        activate_and_multiply(stream, activation, gate, up, y);
+        const LinearInput expected = prepare_linear_input(stream, workspace, y, precision);
+        expect_same(prepare_gated_input(stream, workspace, activation, gate, up, precision),
+                    expected);
+      }
+    }
+  }
+}
+
+TEST_P(FusedInputTest, BranchesAreAddedAndTheirSumIsPassedOn) {
+  for (const int64_t tokens : {0, 1, 4}) {
+    for (const int64_t width : kWidths) {
+      for (size_t count = 0; count <= kMaxInputNorms; ++count) {
+        Workspace::Scope scope(workspace);
+        PaddedTensor x({tokens, width}, random.integer(0, 4)), y({tokens, width}, 2);
+        PaddedTensor sum({tokens, width}, 0);
+        x.fill_normal(random);
+        y.fill_normal(random);
+        sum.copy_from(x);
+        const Tensor branch_weight = random_weight(width);
+        const ResidualBranch branch{.y = y,
+                                    .normed = random.integer(0, 1) > 0,
+                                    .norm = branch_weight.view(),
+                                    .epsilon = 1e-5f,
+                                    .factor = random.pick({1.0f, 0.3f})};
+        std::vector<Tensor> weights;
+        std::vector<InputNorm> norms;
+        for (size_t i = 0; i < count; ++i) {
+          weights.push_back(random_weight(width));
+          norms.push_back({weights.back().view(), 1e-6f, random_precision()});
+        }
+        if (count > 1) norms.back() = norms.front();
+        std::vector<LinearInput> inputs(count);
+        add_branch(stream, workspace, branch, x, norms, inputs);
+        EXPECT_TRUE(x.gaps_untouched());
+
+        if (branch.normed) {
+          add_rms_norm(stream, y, branch_weight.view(), 1e-5f, sum);
+        } else {
+          add(stream, sum, y);
+        }
+        scale(stream, sum, branch.factor);
+        EXPECT_EQ(x.bits(), sum.bits()) << tokens << " × " << width;
+        for (size_t i = 0; i < count; ++i) {
+          PaddedTensor normed({tokens, width}, 0);
+          rms_norm(stream, sum, norms[i].weight, norms[i].epsilon, normed);
+          expect_same(inputs[i],
+                      prepare_linear_input(stream, workspace, normed, norms[i].precision));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(FusedInputTest, ExpertsAreCombinedWithTheDenseBranch) {
+  constexpr int64_t kChoices = 5, kExperts = 11;
+  for (const int64_t tokens : {0, 1, 7}) {
+    for (const int64_t width : kWidths) {
+      Workspace::Scope scope(workspace);
+      Tensor experts(DType::kI32, {tokens, kChoices}, device);
+      for (int64_t t = 0; t < tokens; ++t) {
+        const auto first = static_cast<int32_t>(random.integer(0, kExperts - 1));
+        for (int64_t i = 0; i < kChoices; ++i) {
+          experts.view().row<int32_t>(t)[i] = static_cast<int32_t>((first + 4 * i) % kExperts);
+        }
+      }
+      PaddedTensor weights({tokens, kChoices}, 0), y({tokens * kChoices, width}, 1);
+      PaddedTensor dense({tokens, width}, 3), expected({tokens, width}, 0);
+      PaddedTensor combined({tokens, width}, 0);
+      weights.fill_normal(random);
+      y.fill_normal(random);
+      dense.fill_normal(random);
+      const Tensor dense_norm = random_weight(width), experts_norm = random_weight(width);
+      const ExpertGroups groups = group_by_expert(stream, workspace, experts, kExperts);
+      rms_norm(stream, dense, dense_norm, 1e-6f, expected);
+      combine_experts(stream, y, groups, experts, weights, combined);
+      add_rms_norm(stream, combined, experts_norm, 1e-6f, expected);
+      combine_with_dense(stream, workspace, y, groups, experts, weights,
+                         {dense_norm.view(), experts_norm.view(), 1e-6f}, dense);
+      EXPECT_TRUE(dense.gaps_untouched());
+      EXPECT_EQ(dense.bits(), expected.bits()) << tokens << " × " << width;
+    }
+  }
+}
+
+TEST_P(FusedInputTest, GatheredRowsAreThoseOfTheInput) {
+  for (const int64_t tokens : {1, 6}) {
+    for (const int64_t width : kWidths) {
+      for (const ActivationPrecision precision :
+           {ActivationPrecision::kF32, ActivationPrecision::kBF16, ActivationPrecision::kInt8}) {
+        Workspace::Scope scope(workspace);
+        PaddedTensor x({tokens, width}, 1);
+        x.fill_normal(random);
+        Tensor rows(DType::kI32, {13}, device);
+        PaddedTensor gathered({13, width}, 0);
+        for (int64_t i = 0; i < 13; ++i) {
+          const int64_t row = random.integer(0, tokens - 1);
+          rows.data<int32_t>()[i] = static_cast<int32_t>(row);
+          std::copy_n(x.row(row), width, gathered.row(i));
+        }
+        expect_same(gather_input(stream, workspace,
+                                 prepare_linear_input(stream, workspace, x, precision), rows),
+                    prepare_linear_input(stream, workspace, gathered, precision));
+      }
+    }
+  }
+}
+
+BRAID_INSTANTIATE_PER_TARGET(FusedInputTest);
+
+}  // namespace
+}  // namespace braid
