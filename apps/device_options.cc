@@ -41,7 +41,10 @@ void DeviceOptions::add_to(CLI::App& command) {
                   "auto, or dummy: random weights of the config's shapes, for speed measurements")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();
-  command.add_option("--dummy-format", dummy_format, "Storage format of dummy weights")
+  command
+      .add_option("--weights,--dummy-format", dummy_format,
+                  "Storage of dummy weights: a format (bf16, q4_0, w4g128, w8c, ...), or w4a16 or "
+                  "w8a8, which leave embeddings, head and routers in bf16")
       ->capture_default_str();
   command.add_option("--dummy-seed", dummy_seed, "Seed of dummy weights")->capture_default_str();
 }

@@ -17,12 +17,14 @@ TensorView Linear::run(StepContext& step, const LinearInput& x) const {
 LinearInput prepare_input(StepContext& step, const TensorView& x,
                           std::initializer_list<const Weight*> readers) {
   ActivationPrecision precision = step.precision;
+  Int8Scales scales{.per_block = false};
   if (precision == ActivationPrecision::kInt8) {
-    bool any_blocks = false;
-    for (const Weight* reader : readers) any_blocks |= !reader->empty() && !reader->format->plain();
-    if (!any_blocks) precision = ActivationPrecision::kF32;
+    for (const Weight* reader : readers) {
+      if (!reader->empty()) scales.add(*reader->format);
+    }
+    if (!scales.per_block && !scales.per_token) precision = ActivationPrecision::kF32;
   }
-  return prepare_linear_input(step.stream, step.workspace, x, precision);
+  return prepare_linear_input(step.stream, step.workspace, x, precision, scales);
 }
 
 }  // namespace braid
