@@ -32,9 +32,10 @@ void DeviceOptions::add_to(CLI::App& command) {
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
   command
-      .add_option("--kv-dtype", kv_dtype,
-                  "Storage of keys and values (auto: f32 with --compute f32)")
-      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+      .add_option("--kv,--kv-dtype", kv_dtype,
+                  "Storage of keys and values: f32, bf16, int8 (a scale per token and head), auto "
+                  "(f32 with --compute f32, bf16 otherwise)")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
   command
       .add_option("--load-format", load_format,
@@ -75,6 +76,7 @@ ActivationPrecision DeviceOptions::precision() const {
 DType DeviceOptions::kv() const {
   if (kv_dtype == "f32") return DType::kF32;
   if (kv_dtype == "bf16") return DType::kBF16;
+  if (kv_dtype == "int8") return DType::kI8;
   return compute == "f32" ? DType::kF32 : DType::kBF16;
 }
 
