@@ -3,7 +3,8 @@
 // sequences together beyond the processor's. The fastest of several rounds over all cases, so that
 // a slow spell of the machine meets all of them.
 //
-//   attention_bench [--kv f32,bf16,int8] [--filter TEXT] [--rounds N] [--threads N]
+//   attention_bench [--kv f32,bf16,int8] [--filter TEXT] [--prefill 0,2048] [--decode 4096,16384]
+//                   [--rounds N] [--threads N] [--working-set-mib N]
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -50,9 +51,8 @@ Tensor random_tensor(const Shape& shape, uint32_t seed) {
 // reads memory take turns.
 struct Case {
   static constexpr int64_t kPageTokens = 32;
-  static constexpr double kWorkingSet = 96e6;
 
-  Case(const Shape4& shape, DType dtype, int64_t rows, int64_t context)
+  Case(const Shape4& shape, DType dtype, int64_t rows, int64_t context, double working_set)
       : name(shape.name),
         dtype(dtype),
         rows(rows),
@@ -73,7 +73,7 @@ struct Case {
         static_cast<double>(shape.head_dim * dtype_bytes(dtype) + (dtype == DType::kI8 ? 4 : 0));
     bytes = token_bytes * seen;
     const int64_t pages_each = (tokens + kPageTokens - 1) / kPageTokens;
-    copies = rows > 1 ? 1 : 1 + static_cast<int64_t>(kWorkingSet / bytes);
+    copies = rows > 1 ? 1 : 1 + static_cast<int64_t>(working_set / bytes);
     const Shape pages{copies * pages_each, shape.kv_heads, kPageTokens, shape.head_dim};
     keys = Tensor(dtype, pages);
     values = Tensor(dtype, pages);
@@ -138,26 +138,38 @@ int main(int argc, char** argv) {
   std::vector<std::string> kinds = {"f32", "bf16"};
   std::string filter;
   int rounds = 7, threads = 1;
+  int64_t working_set_mib = 96;
+  std::vector<int64_t> prefill = {0, 2048}, decode = {4096, 16384};
   CLI::App app("Speed of attention");
   app.add_option("--kv", kinds)->delimiter(',')->capture_default_str();
   app.add_option("--filter", filter);
   app.add_option("--rounds", rounds)->capture_default_str();
   app.add_option("--threads", threads)->capture_default_str();
+  app.add_option("--prefill", prefill, "Tokens before 512 new ones")->delimiter(',');
+  app.add_option("--decode", decode, "Tokens before one new one")->delimiter(',');
+  app.add_option("--working-set-mib", working_set_mib, "Keys and values read in turn in decode")
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
 
   ThreadPool pool({.num_threads = threads});
   Stream stream(pool);
   Workspace workspace(size_t{1} << 30);
   std::printf("%s, %d threads\n", std::string(isa_name(active_isa())).c_str(), threads);
-  const struct { int64_t rows, context; } kSteps[] = {{512, 0}, {512, 2048}, {1, 4096}, {1, 16384}};
+  struct Step {
+    int64_t rows, context;
+  };
+  std::vector<Step> steps;
+  for (const int64_t context : prefill) steps.push_back({512, context});
+  for (const int64_t context : decode) steps.push_back({1, context});
   for (const Shape4& shape : kShapes) {
     std::vector<std::unique_ptr<Case>> cases;
     for (const std::string& kind : kinds) {
       const DType dtype = kind == "f32" ? DType::kF32 : kind == "bf16" ? DType::kBF16 : DType::kI8;
-      for (const auto& step : kSteps) {
+      for (const Step& step : steps) {
         const std::string name = std::string(shape.name) + (step.rows > 1 ? " prefill" : " decode");
         if (name.find(filter) == std::string::npos) continue;
-        cases.push_back(std::make_unique<Case>(shape, dtype, step.rows, step.context));
+        cases.push_back(std::make_unique<Case>(shape, dtype, step.rows, step.context,
+                                               static_cast<double>(working_set_mib << 20)));
       }
     }
     for (int round = 0; round < rounds; ++round) {

@@ -209,13 +209,18 @@ struct AttentionRun {
     const auto fold = dtype == DType::kF32    ? kernels.fold_f32
                       : dtype == DType::kBF16 ? kernels.fold_bf16
                                               : kernels.fold_i8;
-    for (int64_t start = keys.begin / kTileKeys * kTileKeys; start < keys.end; start += kTileKeys) {
+    const int64_t first = keys.begin / kTileKeys * kTileKeys;
+    KeyTile current = pages.tile(first, keys);
+    for (int64_t start = first; start < keys.end; start += kTileKeys) {
       for (int q = 0; q < item.num_queries; ++q) {
         tile.begin[q] =
             static_cast<int32_t>(std::clamp<int64_t>(rows[q].begin - start, 0, kTileKeys));
         tile.end[q] = static_cast<int32_t>(std::clamp<int64_t>(rows[q].end - start, 0, kTileKeys));
       }
-      fold(tile, pages.tile(start, keys));
+      const bool last = start + kTileKeys >= keys.end;
+      const KeyTile next = last ? KeyTile{} : pages.tile(start + kTileKeys, keys);
+      fold(tile, current, last ? nullptr : &next);
+      current = next;
     }
   }
 

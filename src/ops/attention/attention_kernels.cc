@@ -28,13 +28,6 @@ void pack_rows(const T* from, int count, int64_t head_dim, float* to) {
   }
 }
 
-// Asks for memory that is met later.
-BRAID_INLINE void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] int64_t bytes) {
-#if defined(BRAID_ISA_avx2) || defined(BRAID_ISA_avx512)
-  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)from + i, _MM_HINT_T1);
-#endif
-}
-
 // Scores of the keys [begin, end) (rounded outward to eights).
 template <typename T>
 void score_tile(const QueryTile& queries, const KeyTile& tile, int begin, int end) {
@@ -47,14 +40,16 @@ void score_tile(const QueryTile& queries, const KeyTile& tile, int begin, int en
   for (int start = begin / step * step; start < end; start += step) {
     const int from = start > begin ? start : begin / 8 * 8;
     const int to = start + step < end ? start + step : (end + 7) / 8 * 8;
-    prefetch(tile_row<T>(tile.values, tile.segment_shift, from, head_dim),
-             (to - from) * head_dim * static_cast<int64_t>(sizeof(T)));
+    // A block of scores is of 8 to 16 products.
+    AskAhead ahead(tile.values, tile.segment_shift, from, to,
+                   head_dim * static_cast<int64_t>(sizeof(T)),
+                   (queries.num_queries * (to - from) + 11) / 12);
     const T* rows = tile_row<T>(tile.keys, tile.segment_shift, from, head_dim);
     if (pack) {
       pack_rows(rows, to - from, head_dim, queries.packed);
-      score_all<float>(queries, queries.packed, padded, padded, from, to);
+      score_all<float>(queries, queries.packed, padded, padded, from, to, ahead);
     } else {
-      score_all<T>(queries, rows, head_dim, head_dim, from, to);
+      score_all<T>(queries, rows, head_dim, head_dim, from, to, ahead);
     }
   }
 }
@@ -66,7 +61,7 @@ void gather_scales(const float* const* segments, int shift, int begin, int end, 
 }
 
 template <typename T>
-void fold(QueryTile& queries, const KeyTile& tile) {
+void fold(QueryTile& queries, const KeyTile& tile, const KeyTile* next) {
   int begin = kTileKeys, end = 0;
   for (int q = 0; q < queries.num_queries; ++q) {
     if (queries.begin[q] >= queries.end[q]) continue;
@@ -85,9 +80,9 @@ void fold(QueryTile& queries, const KeyTile& tile) {
     softmax_all<false>(queries, nullptr, nullptr, factors);
   }
   if (queries.num_queries >= kManyQueries) {
-    weigh_all_packed<T>(queries, tile, begin, end, factors);
+    weigh_all_packed<T>(queries, tile, next, begin, end, factors);
   } else {
-    weigh_all_rows<T>(queries, tile, factors);
+    weigh_all_rows<T>(queries, tile, next, factors);
   }
 }
 

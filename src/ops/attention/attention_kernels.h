@@ -56,10 +56,12 @@ inline constexpr int64_t packed_floats(int64_t head_dim) {
 
 struct AttentionKernels {
   // Folds one tile into the running softmax; queries that see none of its keys stay as they are.
-  // What happens to a query does not depend on the others.
-  void (*fold_f32)(QueryTile& queries, const KeyTile& tile);
-  void (*fold_bf16)(QueryTile& queries, const KeyTile& tile);
-  void (*fold_i8)(QueryTile& queries, const KeyTile& tile);
+  // What happens to a query does not depend on the others. `next`: the tile after it, whose keys
+  // are asked for meanwhile, or null.
+  using Fold = void (*)(QueryTile& queries, const KeyTile& tile, const KeyTile* next);
+  Fold fold_f32;
+  Fold fold_bf16;
+  Fold fold_i8;
   // Folds the softmax over a later range of keys into one over earlier keys.
   void (*merge)(float* largest, float* sum, float* weighted, float other_largest, float other_sum,
                 const float* other_weighted, int64_t head_dim);

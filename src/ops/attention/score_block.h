@@ -2,6 +2,7 @@
 
 // Products of queries with keys, for kernel files (see ops/cpu/dispatch.h).
 
+#include "ops/attention/ask_ahead.h"
 #include "ops/attention/attention_kernels.h"
 #include "ops/cpu/lane_reduce.h"
 #include "ops/cpu/simd_int8.h"
@@ -120,7 +121,7 @@ BRAID_INLINE void score_block(const float* queries, int64_t stride, const T* key
 // to blocks) that one of them sees. keys: that of `begin`.
 template <int kQueries, int kKeys, typename T>
 void score_queries(const QueryTile& tile, int first, const T* keys, int64_t key_stride,
-                   int64_t head_dim, int begin, int end) {
+                   int64_t head_dim, int begin, int end, AskAhead& ahead) {
   int seen_begin = kTileKeys, seen_end = 0;
   for (int q = first; q < first + kQueries; ++q) {
     seen_begin = tile.begin[q] < seen_begin ? tile.begin[q] : seen_begin;
@@ -133,6 +134,7 @@ void score_queries(const QueryTile& tile, int first, const T* keys, int64_t key_
   for (int key = from; key < end && key < seen_end; key += kKeys) {
     score_block<kQueries, kKeys, T>(queries, stride, keys + (key - begin) * key_stride, key_stride,
                                     head_dim, scores + key);
+    ahead.some();
   }
 }
 
@@ -140,21 +142,21 @@ void score_queries(const QueryTile& tile, int first, const T* keys, int64_t key_
 // with AVX-512 (four loads fewer than products in either).
 template <typename T>
 void score_all(const QueryTile& tile, const T* keys, int64_t key_stride, int64_t head_dim,
-               int begin, int end) {
+               int begin, int end, AskAhead& ahead) {
   constexpr int kQueries = kLanes == 16 ? 4 : 3;
   int q = 0;
   int left = tile.num_queries;
   for (; left > 4 || left == kQueries; q += kQueries, left -= kQueries) {
-    score_queries<kQueries, 4, T>(tile, q, keys, key_stride, head_dim, begin, end);
+    score_queries<kQueries, 4, T>(tile, q, keys, key_stride, head_dim, begin, end, ahead);
   }
   if (left == 4) {
-    score_queries<4, 2, T>(tile, q, keys, key_stride, head_dim, begin, end);
+    score_queries<4, 2, T>(tile, q, keys, key_stride, head_dim, begin, end, ahead);
   } else if (left == 3) {
-    score_queries<3, 4, T>(tile, q, keys, key_stride, head_dim, begin, end);
+    score_queries<3, 4, T>(tile, q, keys, key_stride, head_dim, begin, end, ahead);
   } else if (left == 2) {
-    score_queries<2, 4, T>(tile, q, keys, key_stride, head_dim, begin, end);
+    score_queries<2, 4, T>(tile, q, keys, key_stride, head_dim, begin, end, ahead);
   } else if (left == 1) {
-    score_queries<1, 8, T>(tile, q, keys, key_stride, head_dim, begin, end);
+    score_queries<1, 8, T>(tile, q, keys, key_stride, head_dim, begin, end, ahead);
   }
 }
 

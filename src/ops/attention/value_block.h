@@ -36,6 +36,14 @@ BRAID_INLINE void pack_strip(const KeyTile& tile, int begin, int end, int64_t d,
   }
 }
 
+// The keys of the tile to come, if there is one.
+template <typename T>
+BRAID_INLINE AskAhead ask_for_keys(const KeyTile* next, int64_t head_dim, int64_t calls) {
+  if (next == nullptr) return {};
+  return {next->keys, next->segment_shift, 0, kTileKeys, head_dim * static_cast<int64_t>(sizeof(T)),
+          calls};
+}
+
 // kQueries queries from `first` on, kVectors vectors of elements.
 template <int kQueries, int kVectors>
 BRAID_INLINE void weigh_block(const float* probabilities, const float* strip, float* weighted,
@@ -131,7 +139,8 @@ BRAID_INLINE void for_ranges(const QueryTile& tile, int first, const float* fact
 
 template <int kQueries>
 void weigh_strip_of(const QueryTile& tile, int first, const float* strip, int64_t d, int64_t dims,
-                    const float* factors) {
+                    const float* factors, AskAhead& ahead) {
+  ahead.some();
   const int64_t stride = padded_dim(tile.head_dim);
   const float* probabilities = tile.probabilities + first * kTileKeys;
   float* weighted = tile.weighted + first * stride + d;
@@ -148,26 +157,28 @@ void weigh_strip_of(const QueryTile& tile, int first, const float* strip, int64_
 
 // All queries of the tile, with values repacked strip by strip; for many queries.
 template <typename T>
-void weigh_all_packed(const QueryTile& queries, const KeyTile& tile, int begin, int end,
-                      const float* factors) {
+void weigh_all_packed(const QueryTile& queries, const KeyTile& tile, const KeyTile* next, int begin,
+                      int end, const float* factors) {
   const int64_t padded = padded_dim(queries.head_dim);
+  const int64_t strips = (padded + kStripDims - 1) / kStripDims;
+  AskAhead ahead = ask_for_keys<T>(next, queries.head_dim, strips * (queries.num_queries / 6 + 1));
   for (int64_t d = 0; d < padded; d += kStripDims) {
     const int64_t dims = padded - d < kStripDims ? padded - d : kStripDims;
     pack_strip<T>(tile, begin, end, d, queries.head_dim, queries.packed);
     int q = 0;
     for (; q + 6 <= queries.num_queries; q += 6) {
-      weigh_strip_of<6>(queries, q, queries.packed, d, dims, factors);
+      weigh_strip_of<6>(queries, q, queries.packed, d, dims, factors, ahead);
     }
     if (q + 3 <= queries.num_queries) {
-      weigh_strip_of<3>(queries, q, queries.packed, d, dims, factors);
+      weigh_strip_of<3>(queries, q, queries.packed, d, dims, factors, ahead);
       q += 3;
     }
     if (q + 2 <= queries.num_queries) {
-      weigh_strip_of<2>(queries, q, queries.packed, d, dims, factors);
+      weigh_strip_of<2>(queries, q, queries.packed, d, dims, factors, ahead);
       q += 2;
     }
     if (q < queries.num_queries) {
-      weigh_strip_of<1>(queries, q, queries.packed, d, dims, factors);
+      weigh_strip_of<1>(queries, q, queries.packed, d, dims, factors, ahead);
     }
   }
 }
@@ -209,8 +220,8 @@ BRAID_INLINE void weigh_rows(const float* probabilities, const T* values, int64_
 }
 
 template <int kQueries, typename T>
-void weigh_range(const QueryTile& queries, const KeyTile& tile, int first, int begin, int end,
-                 const float* factors) {
+void weigh_range(const QueryTile& queries, const KeyTile& tile, AskAhead& ahead, int first,
+                 int begin, int end, const float* factors) {
   constexpr int kKeys = kQueries <= 2 || kLanes == 16 ? 4 : 2;
   const int64_t head_dim = queries.head_dim;
   const int64_t stride = padded_dim(head_dim);
@@ -227,6 +238,7 @@ void weigh_range(const QueryTile& queries, const KeyTile& tile, int first, int b
     const int stop = segment_end < end ? segment_end : end;
     const T* row = tile_row<T>(tile.values, tile.segment_shift, key, head_dim);
     for (; key + kKeys <= stop; key += kKeys, row += kKeys * head_dim) {
+      ahead.some();
       weigh_rows<kQueries, kKeys, T>(probabilities + key, row, head_dim, weighted, stride);
     }
     for (; key < stop; ++key, row += head_dim) {
@@ -236,27 +248,34 @@ void weigh_range(const QueryTile& queries, const KeyTile& tile, int first, int b
 }
 
 template <int kQueries, typename T>
-void weigh_rows_of(const QueryTile& queries, const KeyTile& tile, int first, const float* factors) {
+void weigh_rows_of(const QueryTile& queries, const KeyTile& tile, AskAhead& ahead, int first,
+                   const float* factors) {
   for_ranges<kQueries>(
       queries, first, factors,
       [&](int begin, int end, const float* rest) {
-        weigh_range<kQueries, T>(queries, tile, first, begin, end, rest);
+        weigh_range<kQueries, T>(queries, tile, ahead, first, begin, end, rest);
       },
       [&](int q, int begin, int end, float factor) {
-        weigh_range<1, T>(queries, tile, q, begin, end, &factor);
+        weigh_range<1, T>(queries, tile, ahead, q, begin, end, &factor);
       });
 }
 
 // All queries of the tile, values read row by row as they are; for few queries.
 template <typename T>
-void weigh_all_rows(const QueryTile& queries, const KeyTile& tile, const float* factors) {
+void weigh_all_rows(const QueryTile& queries, const KeyTile& tile, const KeyTile* next,
+                    const float* factors) {
+  // At most four values a call, of queries four at a time.
+  AskAhead ahead =
+      ask_for_keys<T>(next, queries.head_dim, kTileKeys / 4 * ((queries.num_queries + 3) / 4));
   int q = 0;
-  for (; q + 4 <= queries.num_queries; q += 4) weigh_rows_of<4, T>(queries, tile, q, factors);
+  for (; q + 4 <= queries.num_queries; q += 4) {
+    weigh_rows_of<4, T>(queries, tile, ahead, q, factors);
+  }
   if (q + 2 <= queries.num_queries) {
-    weigh_rows_of<2, T>(queries, tile, q, factors);
+    weigh_rows_of<2, T>(queries, tile, ahead, q, factors);
     q += 2;
   }
-  if (q < queries.num_queries) weigh_rows_of<1, T>(queries, tile, q, factors);
+  if (q < queries.num_queries) weigh_rows_of<1, T>(queries, tile, ahead, q, factors);
 }
 
 }  // namespace braid::BRAID_ISA
