@@ -222,7 +222,7 @@ void add_bench_command(CLI::App& app) {
   command->footer(
       "Examples:\n"
       "  braid bench gemma-3-270m.gguf\n"
-      "  braid bench ./gemma-4-12b --load-format dummy --dummy-format q4_0 --batch 1,8 \\\n"
+      "  braid bench ./gemma-4-12b --load-format dummy --weights q4_0 --batch 1,8 \\\n"
       "    --threads 1,2 --html report.html --json > after.json\n"
       "  braid bench compare before.json after.json --tolerance 10\n"
       "  braid bench kernels --filter 'linear q4_0'\n"

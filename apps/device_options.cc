@@ -33,16 +33,20 @@ void DeviceOptions::add_to(CLI::App& command) {
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
   command
-      .add_option("--kv-dtype", kv_dtype,
-                  "Storage of keys and values (auto: f32 with --compute f32)")
-      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+      .add_option("--kv,--kv-dtype", kv_dtype,
+                  "Storage of keys and values: f32, bf16, int8 (a scale per token and head), auto "
+                  "(f32 with --compute f32, bf16 otherwise)")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
   command
       .add_option("--load-format", load_format,
                   "auto, or dummy: random weights of the config's shapes, for speed measurements")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();
-  command.add_option("--dummy-format", dummy_format, "Storage format of dummy weights")
+  command
+      .add_option("--weights,--dummy-format", dummy_format,
+                  "Storage of dummy weights: a format (bf16, q4_0, w4g128, w8c, ...), or w4a16 or "
+                  "w8a8, which leave embeddings, head and routers in bf16")
       ->capture_default_str();
   command.add_option("--dummy-seed", dummy_seed, "Seed of dummy weights")->capture_default_str();
 }
@@ -56,6 +60,9 @@ void DeviceOptions::check_cuda() const {
   }
   if (cuda::num_devices() == 0) {
     throw Error("--device cuda: there is no CUDA device here (or no driver); use --device cpu");
+  }
+  if (kv_dtype == "int8") {
+    throw UsageError("--kv-dtype int8 is for the CPU so far; with --device cuda use bf16 or f32");
   }
   if (compute == "int8") {
     throw UsageError(
@@ -89,6 +96,7 @@ ActivationPrecision DeviceOptions::precision() const {
 DType DeviceOptions::kv() const {
   if (kv_dtype == "f32") return DType::kF32;
   if (kv_dtype == "bf16") return DType::kBF16;
+  if (kv_dtype == "int8") return DType::kI8;
   return compute == "f32" ? DType::kF32 : DType::kBF16;
 }
 

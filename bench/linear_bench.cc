@@ -172,8 +172,9 @@ void run(const Options& options) {
     }
     const auto multiply = [&](const Case& c, int64_t tokens, int64_t times) {
       Workspace::Scope scope(workspace);
-      const LinearInput input =
-          prepare_linear_input(stream, workspace, x.view().rows(0, tokens), c.precision);
+      const LinearInput input = prepare_linear_input(
+          stream, workspace, x.view().rows(0, tokens), c.precision,
+          {.per_block = !format.has_row_header(), .per_token = format.has_row_header()});
       const TensorView y = workspace.take(DType::kF32, {tokens, options.rows});
       for (int64_t i = 0; i < times; ++i) {
         linear(stream, c.weight.slice_rows(i * options.rows, options.rows), input, y);

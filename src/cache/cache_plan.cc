@@ -35,8 +35,9 @@ void check_options(const CacheOptions& options) {
   if (!std::has_single_bit(static_cast<uint64_t>(options.page_tokens))) {
     throw Error("cache: page_tokens is {}, must be a power of two", options.page_tokens);
   }
-  if (options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
-    throw Error("cache: kv_dtype is {}, must be f32 or bf16", dtype_name(options.kv_dtype));
+  const DType kv = options.kv_dtype;
+  if (kv != DType::kF32 && kv != DType::kBF16 && kv != DType::kI8) {
+    throw Error("cache: kv_dtype is {}, must be f32, bf16 or i8", dtype_name(kv));
   }
   check_range("max_tokens", options.max_tokens, 1, kMaxTokens);
   check_range("max_sequences", options.max_sequences, 1, kMaxInt32);
@@ -67,8 +68,10 @@ void size_group(CacheGroup& group, const CacheOptions& o) {
     throw Error("cache: max_tokens {} makes {} pages of {} tokens, more than {}; use larger pages",
                 o.max_tokens, group.num_pages, o.page_tokens, kMaxInt32);
   }
-  int64_t bytes = checked_product(group.num_kv_heads, group.head_dim, o);
-  bytes = checked_product(bytes, 2 * dtype_bytes(o.kv_dtype), o);
+  // Of one key; int8 has a float32 scale for each.
+  int64_t bytes = checked_product(group.head_dim, dtype_bytes(o.kv_dtype), o);
+  if (o.kv_dtype == DType::kI8) bytes += dtype_bytes(DType::kF32);
+  bytes = checked_product(bytes, checked_product(2, group.num_kv_heads, o), o);
   group.bytes_per_token = checked_product(bytes, static_cast<int64_t>(group.layers.size()), o);
   group.page_bytes = checked_product(group.bytes_per_token, o.page_tokens, o);
   group.size_bytes = checked_product(group.page_bytes, group.num_pages, o);

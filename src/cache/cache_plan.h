@@ -13,7 +13,7 @@ namespace braid {
 // max_sequence_tokens and together of at most max_tokens tokens, finds room.
 struct CacheOptions {
   int64_t page_tokens = 32;      // a power of two from 8 to 256
-  DType kv_dtype = DType::kF32;  // float32 or bfloat16
+  DType kv_dtype = DType::kF32;  // float32, bfloat16 or int8 (ops/attention/paged_kv.h)
   int64_t max_tokens = 0;
   int64_t max_sequences = 1;
   int64_t max_sequence_tokens = 0;  // longest sequence; 0: max_tokens
@@ -33,7 +33,7 @@ struct CacheGroup {
   int64_t num_pages = 0;               // in the store
   int64_t max_pages_per_sequence = 0;  // of a full group: page table of the longest sequence;
                                        // of a window group: the ring
-  int64_t bytes_per_token = 0;         // keys and values, all layers
+  int64_t bytes_per_token = 0;         // keys and values, all layers; scales included
   int64_t page_bytes = 0;
   int64_t size_bytes = 0;  // address space; memory is taken page by page on first use
 

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/thread_pool.h"
+#include "quant/group_format.h"
 #include "tensor/dtype.h"
 
 namespace braid {
@@ -14,6 +15,7 @@ namespace {
 
 // Large enough that a row of a real model holds no repetition, small enough for the L2 cache.
 constexpr int64_t kPoolElements = 1 << 16;
+constexpr int64_t kPoolRows = 64;  // at least, where rows are copied whole
 // From this size threads share the work.
 constexpr size_t kParallelBytes = size_t{8} << 20;
 constexpr float kVectorSpread = 0.1f;
@@ -66,7 +68,15 @@ const QuantFormat& fitting_format(const QuantFormat& format, int64_t cols) {
     case FormatId::kQ6K:
       smaller = FormatId::kQ8_0;
       break;
+    case FormatId::kW8C:
+      smaller = FormatId::kBF16;
+      break;
     default:
+      if (auto groups = as_group_format(format)) {
+        groups->group /= 2;
+        const QuantFormat* halved = find_group_format(*groups);
+        return fitting_format(halved != nullptr ? *halved : quant_format(FormatId::kBF16), cols);
+      }
       break;
   }
   return fitting_format(quant_format(smaller), cols);
@@ -109,6 +119,19 @@ void set_scales(const QuantFormat& format, float scale, std::vector<std::byte>& 
   }
 }
 
+// Rows of values of deviation `deviation`, in a format whose rows have headers.
+std::vector<std::byte> make_row_pool(const QuantFormat& format, int64_t rows, int64_t cols,
+                                     float deviation, Random& random) {
+  const int64_t row_bytes = format.row_bytes(cols);
+  std::vector<std::byte> pool(static_cast<size_t>(rows * row_bytes));
+  std::vector<float> values(static_cast<size_t>(cols));
+  for (int64_t row = 0; row < rows; ++row) {
+    for (float& value : values) value = deviation * random.normal();
+    quantize(format, values.data(), cols, pool.data() + row * row_bytes);
+  }
+  return pool;
+}
+
 // Blocks of values of deviation `deviation`.
 std::vector<std::byte> make_pool(const QuantFormat& format, int64_t elements, float deviation,
                                  Random& random) {
@@ -128,8 +151,8 @@ std::vector<std::byte> make_pool(const QuantFormat& format, int64_t elements, fl
   return pool;
 }
 
-// Pieces of the pool, each begun at a random block. Piece i takes random number i, whoever copies
-// it.
+// Pieces of the pool, each begun at a random block (or row). Piece i takes random number i, whoever
+// copies it.
 void fill_from_pool(const std::vector<std::byte>& pool, size_t block_bytes, const Random& random,
                     const Buffer& to) {
   const size_t bytes = to.size_bytes();
@@ -166,15 +189,22 @@ Weight make_dummy_weight(uint64_t seed, std::string_view name, const Shape& shap
   }
   const int64_t cols = shape.dim(-1);
   const QuantFormat& fitting = fitting_format(format, cols);
-  const int64_t pool_elements =
-      std::min(elements, kPoolElements) / fitting.block_elements * fitting.block_elements;
-  const std::vector<std::byte> pool =
-      make_pool(fitting, pool_elements, 1 / std::sqrt(static_cast<float>(cols)), random);
-
-  const auto buffer =
-      std::make_shared<Buffer>(static_cast<size_t>(fitting.row_bytes(elements)), Device{});
-  fill_from_pool(pool, static_cast<size_t>(fitting.block_bytes), random, *buffer);
-  return {&fitting, shape, buffer->data(), buffer};
+  const float deviation = 1 / std::sqrt(static_cast<float>(cols));
+  Weight weight{.format = &fitting, .shape = shape};
+  const auto buffer = std::make_shared<Buffer>(static_cast<size_t>(weight.size_bytes()), Device{});
+  if (fitting.has_row_header()) {
+    const int64_t rows = std::min(std::max(kPoolElements / cols, kPoolRows), elements / cols);
+    fill_from_pool(make_row_pool(fitting, rows, cols, deviation, random),
+                   static_cast<size_t>(weight.row_bytes()), random, *buffer);
+  } else {
+    const int64_t pool_elements =
+        std::min(elements, kPoolElements) / fitting.block_elements * fitting.block_elements;
+    fill_from_pool(make_pool(fitting, pool_elements, deviation, random),
+                   static_cast<size_t>(fitting.block_bytes), random, *buffer);
+  }
+  weight.data = buffer->data();
+  weight.owner = buffer;
+  return weight;
 }
 
 Tensor make_dummy_f32(uint64_t seed, std::string_view name, const Shape& shape) {

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/mapped_file.h"
 #include "checkpoint/printable.h"
+#include "checkpoint/quantized_tensors.h"
 #include "checkpoint/safetensors.h"
 
 namespace braid {
@@ -153,7 +154,10 @@ void ModelFiles::open_folder(const fs::path& folder, bool with_weights) {
   tokenizer_json_ = read_if_present(folder / "tokenizer.json", kMaxTokenizerBytes);
   tokenizer_config_json_ = read_if_present(folder / "tokenizer_config.json", kMaxTokenizerBytes);
   chat_template_ = find_chat_template(folder, tokenizer_config_json_);
-  if (with_weights) weights_ = read_safetensors_folder(folder);
+  const std::optional<QuantizationConfig> quantization = QuantizationConfig::read(*config);
+  if (!with_weights) return;
+  weights_ = read_safetensors_folder(folder);
+  if (quantization) join_quantized_tensors(weights_, *quantization);
 }
 
 void ModelFiles::open_gguf(const fs::path& path, bool with_weights) {

@@ -102,14 +102,16 @@ Weight WeightBinder::weight(const std::string& name, const Shape& shape) {
   }
   Weight weight;
   if (map_.is_dummy()) {
-    weight = make_dummy_weight(map_.dummy_seed(), name, shape, map_.dummy_format());
+    weight = make_dummy_weight(map_.dummy_seed(), name, shape, map_.dummy_formats().of(name));
   } else {
     const StoredTensor* tensor = take(name, &shape);
     if (tensor == nullptr) return {};
-    weight = aligned(tensor->weight);
+    weight = aligned(tensor->payload());
   }
   consume(name, shape, weight.size_bytes());
-  bound_.insert_or_assign(name, weight);
+  // One that was made of parts may take gigabytes, and its reader may put it elsewhere.
+  const StoredTensor* tensor = map_.find(name);
+  if (tensor == nullptr || !tensor->convert) bound_.insert_or_assign(name, weight);
   return weight;
 }
 
@@ -121,10 +123,10 @@ Tensor WeightBinder::f32(const std::string& name, const Shape& shape, float offs
   const StoredTensor* tensor = take(name, &shape);
   if (tensor == nullptr) return Tensor(DType::kF32, shape);
   consume(name, shape, tensor->weight.size_bytes());
-  const Weight weight = aligned(tensor->weight);
+  const Weight weight = aligned(tensor->payload());
   Tensor out(DType::kF32, shape);
   const std::span<float> values = out.view().span<float>();
-  if (weight.format->panels()) {
+  if (weight.format->panels() || weight.format->has_row_header()) {
     const int64_t cols = weight.cols();
     const int64_t rows = static_cast<int64_t>(values.size()) / cols;
     for (int64_t row = 0; row < rows; ++row) expand_row(weight, row, values.data() + row * cols);

@@ -14,10 +14,10 @@ std::string place(const StoredTensor& tensor) {
 
 }  // namespace
 
-WeightMap WeightMap::dummy(uint64_t seed, const QuantFormat& format) {
+WeightMap WeightMap::dummy(uint64_t seed, const DummyFormats& formats) {
   WeightMap map;
   map.dummy_seed_ = seed;
-  map.dummy_format_ = &format;
+  map.dummy_formats_ = formats;
   map.origin_ = "random weights";
   return map;
 }
@@ -29,6 +29,10 @@ void WeightMap::add(StoredTensor tensor) {
                 place(tensor));
   }
   it->second = std::move(tensor);
+}
+
+void WeightMap::remove(std::string_view name) {
+  if (const auto it = tensors_.find(name); it != tensors_.end()) tensors_.erase(it);
 }
 
 void WeightMap::rename(const std::function<std::string(std::string_view)>& rename) {

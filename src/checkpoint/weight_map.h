@@ -4,10 +4,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/dummy_formats.h"
 #include "quant/weight.h"
 #include "tensor/tensor.h"
 
@@ -21,6 +23,13 @@ struct StoredTensor {
   std::string dtype_name;
   Weight weight;             // format null: a type no kernel reads (integers, ...); the rest is set
   int64_t stored_bytes = 0;  // in the file; 0 if the type's size is unknown
+  // Of a matrix that a quantised checkpoint stores in parts: the parts, and how to make the weight
+  // of them, which has no data until then.
+  std::shared_ptr<const std::vector<StoredTensor>> parts;
+  std::function<Weight()> convert;
+
+  // The weight with its data.
+  Weight payload() const { return convert ? convert() : weight; }
 };
 
 // All tensors of a checkpoint by name. safetensors and GGUF files fill it with the names they use;
@@ -32,20 +41,21 @@ class WeightMap {
   WeightMap() = default;
 
   // Weights of any name and shape, seeded by (seed, name): for benchmarks at real sizes. Values are
-  // about N(0, 1/cols); vectors are near 1. Matrices come in `format`, or in the one that GGUF
-  // tools fall back to where its blocks do not divide a row; their memory is really filled.
-  static WeightMap dummy(uint64_t seed, const QuantFormat& format);
+  // about N(0, 1/cols); vectors are near 1. Matrices come in their format of `formats`, or in
+  // one of smaller blocks where its blocks do not divide a row; their memory is really filled.
+  static WeightMap dummy(uint64_t seed, const DummyFormats& formats);
 
   // Throws Error naming both files if the name is taken.
   void add(StoredTensor tensor);
+  void remove(std::string_view name);
   // Renames every tensor by `rename(name)`; an empty result keeps the name. Throws Error when two
   // tensors get the same name.
   void rename(const std::function<std::string(std::string_view)>& rename);
   // The tensor, or nullptr.
   const StoredTensor* find(std::string_view name) const;
 
-  bool is_dummy() const { return dummy_format_ != nullptr; }
-  const QuantFormat& dummy_format() const { return *dummy_format_; }
+  bool is_dummy() const { return dummy_formats_.has_value(); }
+  const DummyFormats& dummy_formats() const { return *dummy_formats_; }
   uint64_t dummy_seed() const { return dummy_seed_; }
   size_t size() const { return tensors_.size(); }
   const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
@@ -56,7 +66,7 @@ class WeightMap {
  private:
   std::map<std::string, StoredTensor, std::less<>> tensors_;
   std::string origin_;
-  const QuantFormat* dummy_format_ = nullptr;
+  std::optional<DummyFormats> dummy_formats_;
   uint64_t dummy_seed_ = 0;
 };
 

@@ -18,11 +18,14 @@ LoadedModel LoadedModel::load(std::string_view model, const LoadOptions& options
   loaded.files_ = std::make_unique<ModelFiles>(ModelFiles::open(path, !options.dummy_weights));
   ModelFiles& files = *loaded.files_;
   if (options.dummy_weights) {
-    const QuantFormat* format = find_quant_format(options.dummy_format);
-    if (format == nullptr) {
-      throw UsageError("--dummy-format '{}': unknown format", options.dummy_format);
+    const auto formats = DummyFormats::find(options.dummy_format);
+    if (!formats) {
+      throw UsageError(
+          "--weights '{}': unknown format; known are w4a16, w8a8, bf16, q4_0, q4_k, w4g128 and "
+          "others (docs/quantised-weights.md)",
+          options.dummy_format);
     }
-    files.weights() = WeightMap::dummy(options.dummy_seed, *format);
+    files.weights() = WeightMap::dummy(options.dummy_seed, *formats);
     files.weights().set_origin(loaded.origin_);
   }
   loaded.model_ = load_model(files);

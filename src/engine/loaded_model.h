@@ -19,7 +19,7 @@ struct LoadOptions {
   // Random weights of the config's shapes instead of a file's (--load-format dummy).
   bool dummy_weights = false;
   uint64_t dummy_seed = 0;
-  std::string dummy_format = "bf16";
+  std::string dummy_format = "bf16";  // or a recipe, as DummyFormats knows them
   // Where the parameters are to be, and the model so computes.
   Device device;
 };

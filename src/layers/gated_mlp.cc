@@ -19,7 +19,7 @@ TensorView GatedMlp::run(StepContext& step, const LinearInput& input) const {
   const LayerScope scope(step.stream, "mlp");
   const auto [gate, up] = run_all(step, input, {&gate_, &up_});
   return down_.run(step, prepare_gated_input(step.stream, step.workspace, activation_, gate, up,
-                                             braid::input_precision(step, {&down_.weight()})));
+                                             braid::input_rounding(step, {&down_.weight()})));
 }
 
 }  // namespace braid

@@ -29,8 +29,8 @@ class GatedMlp {
 
   // The same of an input of this precision.
   TensorView run(StepContext& step, const LinearInput& input) const;
-  ActivationPrecision input_precision(const StepContext& step) const {
-    return braid::input_precision(step, {&gate_.weight(), &up_.weight()});
+  InputRounding input_rounding(const StepContext& step) const {
+    return braid::input_rounding(step, {&gate_.weight(), &up_.weight()});
   }
 
  private:

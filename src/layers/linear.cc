@@ -42,18 +42,21 @@ void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* co
   }
 }
 
-ActivationPrecision input_precision(const StepContext& step,
-                                    std::initializer_list<const Weight*> readers) {
-  if (step.precision != ActivationPrecision::kInt8 || !step.stream.is_cpu()) return step.precision;
+InputRounding input_rounding(const StepContext& step,
+                             std::initializer_list<const Weight*> readers) {
+  InputRounding rounding{.precision = step.precision};
+  if (step.precision != ActivationPrecision::kInt8 || !step.stream.is_cpu()) return rounding;
+  rounding.scales = {.per_block = false};
   for (const Weight* reader : readers) {
-    if (!reader->empty() && !reader->format->plain()) return step.precision;
+    if (!reader->empty()) rounding.scales.add(*reader->format);
   }
-  return ActivationPrecision::kF32;
+  if (rounding.scales == Int8Scales{.per_block = false}) return {};
+  return rounding;
 }
 
 LinearInput prepare_input(StepContext& step, const TensorView& x,
                           std::initializer_list<const Weight*> readers) {
-  return prepare_linear_input(step.stream, step.workspace, x, input_precision(step, readers));
+  return prepare_linear_input(step.stream, step.workspace, x, input_rounding(step, readers));
 }
 
 }  // namespace braid

@@ -45,8 +45,7 @@ std::array<TensorView, kCount> run_all(StepContext& step, const LinearInput& x,
 }
 
 // The precision that the step asks for, for the matrices that read an input.
-ActivationPrecision input_precision(const StepContext& step,
-                                    std::initializer_list<const Weight*> readers);
+InputRounding input_rounding(const StepContext& step, std::initializer_list<const Weight*> readers);
 
 // Rounds x as the step's precision asks, once for all the matrices that read it.
 LinearInput prepare_input(StepContext& step, const TensorView& x,

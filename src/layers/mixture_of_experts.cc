@@ -36,7 +36,7 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
     grouped_linear(stream, weights_.up, sorted, offsets, up);
   }
   const LinearInput activated = prepare_gated_input(stream, workspace, activation_, gate, up,
-                                                    braid::input_precision(step, {&down}));
+                                                    braid::input_rounding(step, {&down}));
   outputs.rows = workspace.take(DType::kF32, {pairs, down.rows()});
   grouped_linear(stream, down, activated, offsets, outputs.rows);
   return outputs;

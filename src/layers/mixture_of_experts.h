@@ -31,13 +31,13 @@ class MixtureOfExperts {
     TensorView experts, weights;  // [tokens, top_k]
   };
 
-  // x: [tokens, hidden], of input_precision(); router_logits: [tokens, experts].
+  // x: [tokens, hidden], of input_rounding(); router_logits: [tokens, experts].
   Outputs run_experts(StepContext& step, const LinearInput& x,
                       const TensorView& router_logits) const;
   // The same, combined: [tokens, hidden].
   TensorView run(StepContext& step, const LinearInput& x, const TensorView& router_logits) const;
-  ActivationPrecision input_precision(const StepContext& step) const {
-    return braid::input_precision(step, {&weights_.gate_up, &weights_.gate, &weights_.up});
+  InputRounding input_rounding(const StepContext& step) const {
+    return braid::input_rounding(step, {&weights_.gate_up, &weights_.gate, &weights_.up});
   }
 
   void place(Placement& placement) {

@@ -31,7 +31,7 @@ void RmsNorm::run_to(StepContext& step, const TensorView& x, const TensorView& y
 LinearInput RmsNorm::prepare(StepContext& step, const TensorView& x,
                              std::initializer_list<const Weight*> readers) const {
   return prepare_normed_input(step.stream, step.workspace, x, weight_, epsilon_,
-                              input_precision(step, readers));
+                              input_rounding(step, readers));
 }
 
 void RmsNorm::add_to(StepContext& step, const TensorView& x, const TensorView& residual) const {

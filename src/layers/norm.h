@@ -32,7 +32,7 @@ class RmsNorm {
   LinearInput prepare(StepContext& step, const TensorView& x,
                       std::initializer_list<const Weight*> readers) const;
   // For add_branch(): this norm's result as the input of products.
-  InputNorm as_input(ActivationPrecision precision) const { return {weight_, epsilon_, precision}; }
+  InputNorm as_input(const InputRounding& rounding) const { return {weight_, epsilon_, rounding}; }
   // This norm on a branch's way into the residual stream.
   ResidualBranch on_branch(const TensorView& y, float factor = 1) const {
     return {.y = y, .norm = weight_, .epsilon = epsilon_, .factor = factor};

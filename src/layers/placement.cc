@@ -1,12 +1,24 @@
 #include "layers/placement.h"
 
+#include "base/error.h"
 #include "tensor/cuda/device_memory.h"
 
 namespace braid {
+namespace {
+
+void check_format(const Weight& weight) {
+  if (weight.format->id > kLastDeviceFormat) {
+    throw Error("weights of {} are computed on the CPU only so far; use --device cpu",
+                weight.format->name);
+  }
+}
+
+}  // namespace
 
 void Placement::place(Weight& weight) {
   if (weight.empty() || weight.device == device_) return;
   BRAID_CHECK(weight.device.is_cpu(), "a weight on {}", device_name(weight.device));
+  check_format(weight);
   const auto key = std::pair(weight.data, weight.size_bytes());
   Placed& there = placed_[key];
   if (there.memory == nullptr) {
@@ -26,6 +38,7 @@ void Placement::place_joined(std::initializer_list<Weight*> weights) {
   int64_t size_bytes = 0;
   for (const Weight* weight : weights) {
     if (weight->empty()) continue;
+    if (!device_.is_cpu()) check_format(*weight);
     if (first == nullptr) first = weight;
     alike = alike && weight->format == first->format && !weight->format->panels() &&
             weight->shape.rank() == 2 && weight->cols() == first->cols() && weight->device.is_cpu();

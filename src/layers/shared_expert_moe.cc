@@ -5,10 +5,9 @@
 
 namespace braid {
 
-std::array<ActivationPrecision, 4> SharedExpertMoe::input_precisions(
-    const StepContext& step) const {
-  return {input_precision(step, {&router_.weight()}), experts_.input_precision(step),
-          shared_.input_precision(step), input_precision(step, {&shared_gate_.weight()})};
+std::array<InputRounding, 4> SharedExpertMoe::input_roundings(const StepContext& step) const {
+  return {input_rounding(step, {&router_.weight()}), experts_.input_rounding(step),
+          shared_.input_rounding(step), input_rounding(step, {&shared_gate_.weight()})};
 }
 
 TensorView SharedExpertMoe::run(StepContext& step, const Inputs& x) const {

@@ -22,7 +22,7 @@ class SharedExpertMoe {
     LinearInput router, experts, shared, shared_gate;
   };
   // The precisions of those, in this order.
-  std::array<ActivationPrecision, 4> input_precisions(const StepContext& step) const;
+  std::array<InputRounding, 4> input_roundings(const StepContext& step) const;
   // Result: [tokens, hidden].
   TensorView run(StepContext& step, const Inputs& x) const;
 

@@ -106,7 +106,7 @@ void Gemma3::decoder_layer(StepContext& step, int64_t index, const Rotary::Table
                            const TensorView& x) const {
   Workspace::Scope scope(step.workspace);
   const Layer& layer = layers_[index];
-  const InputNorm norms[] = {layer.pre_mlp_norm.as_input(layer.mlp.input_precision(step))};
+  const InputNorm norms[] = {layer.pre_mlp_norm.as_input(layer.mlp.input_rounding(step))};
   LinearInput inputs[1];
   add_branch(step.stream, step.workspace,
              layer.post_attention_norm.on_branch(attend_block(step, index, tables, x)), x, norms,

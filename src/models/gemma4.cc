@@ -145,7 +145,7 @@ TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& 
 // Adds the branch to x, and passes the norm of that on; the others do the same.
 TensorView Gemma4::dense_mlp(StepContext& step, const Layer& layer, const ResidualBranch& attended,
                              const TensorView& x) const {
-  const InputNorm norms[] = {layer.pre_mlp_norm.as_input(layer.mlp.input_precision(step))};
+  const InputNorm norms[] = {layer.pre_mlp_norm.as_input(layer.mlp.input_rounding(step))};
   LinearInput inputs[1];
   add_branch(step.stream, step.workspace, attended, x, norms, inputs);
   return layer.mlp.run(step, inputs[0]);
@@ -156,10 +156,9 @@ TensorView Gemma4::mlp_and_experts(StepContext& step, const Layer& layer,
                                    const ResidualBranch& attended, const TensorView& x) const {
   const LayerScope scope(step.stream, "moe");
   const Moe& moe = *layer.moe;
-  const InputNorm norms[] = {
-      layer.pre_mlp_norm.as_input(layer.mlp.input_precision(step)),
-      moe.router_norm.as_input(input_precision(step, {&moe.router.weight()})),
-      moe.pre_experts_norm.as_input(moe.experts.input_precision(step))};
+  const InputNorm norms[] = {layer.pre_mlp_norm.as_input(layer.mlp.input_rounding(step)),
+                             moe.router_norm.as_input(input_rounding(step, {&moe.router.weight()})),
+                             moe.pre_experts_norm.as_input(moe.experts.input_rounding(step))};
   LinearInput inputs[3];
   add_branch(step.stream, step.workspace, attended, x, norms, inputs);
   const TensorView dense = layer.mlp.run(step, inputs[0]);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "models/expert_stack.h"
 #include "models/gemma4.h"
 #include "models/gemma_names.h"
 #include "models/layer_binder.h"
@@ -140,13 +141,19 @@ void Gemma4::bind_moe(LayerBinder& bind, Moe& moe, LayerInfo& info) const {
 
   const LayerBinder::Share active{config_.top_k_experts, experts};
   MixtureOfExperts::Weights weights;
-  if (bind.has("experts.gate_proj")) {
-    weights.gate = bind.weight("experts.gate_proj", {experts, width, hidden}, active);
-    weights.up = bind.weight("experts.up_proj", {experts, width, hidden}, active);
+  if (bind.has("experts.0.gate_proj.weight")) {
+    weights.gate = bind_expert_stack(bind, "experts", "gate_proj", {width, hidden}, active);
+    weights.up = bind_expert_stack(bind, "experts", "up_proj", {width, hidden}, active);
+    weights.down = bind_expert_stack(bind, "experts", "down_proj", {hidden, width}, active);
   } else {
-    weights.gate_up = bind.weight("experts.gate_up_proj", {experts, 2 * width, hidden}, active);
+    if (bind.has("experts.gate_proj")) {
+      weights.gate = bind.weight("experts.gate_proj", {experts, width, hidden}, active);
+      weights.up = bind.weight("experts.up_proj", {experts, width, hidden}, active);
+    } else {
+      weights.gate_up = bind.weight("experts.gate_up_proj", {experts, 2 * width, hidden}, active);
+    }
+    weights.down = bind.weight("experts.down_proj", {experts, hidden, width}, active);
   }
-  weights.down = bind.weight("experts.down_proj", {experts, hidden, width}, active);
   weights.expert_scale = bind.vector("router.per_expert_scale", {experts});
 
   info.feed_forward +=

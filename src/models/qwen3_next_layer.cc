@@ -36,16 +36,16 @@ TensorView Qwen3NextLayer::mix_tokens(StepContext& step, int64_t index, const Ro
 // Adds the branch to x, and passes the norm of that on.
 TensorView Qwen3NextLayer::feed_forward(StepContext& step, const ResidualBranch& mixed,
                                         const TensorView& x) const {
-  const auto as_input = [&](ActivationPrecision precision) {
-    return post_attention_norm_.as_input(precision);
+  const auto as_input = [&](const InputRounding& rounding) {
+    return post_attention_norm_.as_input(rounding);
   };
   if (!experts_) {
-    const InputNorm norms[] = {as_input(mlp_->input_precision(step))};
+    const InputNorm norms[] = {as_input(mlp_->input_rounding(step))};
     LinearInput inputs[1];
     add_branch(step.stream, step.workspace, mixed, x, norms, inputs);
     return mlp_->run(step, inputs[0]);
   }
-  const auto [router, experts, shared, shared_gate] = experts_->input_precisions(step);
+  const auto [router, experts, shared, shared_gate] = experts_->input_roundings(step);
   const InputNorm norms[] = {as_input(router), as_input(experts), as_input(shared),
                              as_input(shared_gate)};
   LinearInput inputs[4];

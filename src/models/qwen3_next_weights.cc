@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "models/expert_stack.h"
 #include "models/layer_binder.h"
 #include "models/qwen3_next_layer.h"
 #include "models/weight_rows.h"
@@ -47,22 +48,6 @@ void split_ba(const Weight& joint, const GatedDeltaNet::Dimensions& delta,
   append_part(a, delta.key_heads, 2 * ratio, ratio, ratio);
   weights.b = select(joint, b);
   weights.a = select(joint, a);
-}
-
-// Experts in tensors of their own, put into one stack.
-Weight bind_stack(LayerBinder& bind, const char* matrix, int64_t experts, const Shape& shape,
-                  LayerBinder::Share active) {
-  std::vector<Weight> parts;
-  for (int64_t i = 0; i < experts; ++i) {
-    const std::string name = fmt::format("mlp.experts.{}.{}.weight", i, matrix);
-    parts.push_back(bind.weight(name, shape, active));
-    if (parts.back().empty()) return {};
-    if (parts[i].format != parts[0].format) {
-      throw Error("{}{} is stored as {}, that of expert 0 as {}; a layer's experts must share one",
-                  bind.prefix(), name, parts[i].format->name, parts[0].format->name);
-    }
-  }
-  return stack_matrices(parts);
 }
 
 }  // namespace
@@ -169,9 +154,9 @@ SharedExpertMoe Qwen3NextLayer::bind_experts(const Qwen3NextConfig& config, Laye
   const LayerBinder::Share active{config.top_k_experts, experts};
   MixtureOfExperts::Weights weights;
   if (bind.has("mlp.experts.0.gate_proj.weight")) {
-    weights.gate = bind_stack(bind, "gate_proj", experts, {width, hidden}, active);
-    weights.up = bind_stack(bind, "up_proj", experts, {width, hidden}, active);
-    weights.down = bind_stack(bind, "down_proj", experts, {hidden, width}, active);
+    weights.gate = bind_expert_stack(bind, "mlp.experts", "gate_proj", {width, hidden}, active);
+    weights.up = bind_expert_stack(bind, "mlp.experts", "up_proj", {width, hidden}, active);
+    weights.down = bind_expert_stack(bind, "mlp.experts", "down_proj", {hidden, width}, active);
   } else {
     if (bind.has("mlp.experts.gate_proj")) {
       weights.gate = bind.weight("mlp.experts.gate_proj", {experts, width, hidden}, active);

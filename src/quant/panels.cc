@@ -36,8 +36,8 @@ struct Layout {
   explicit Layout(const QuantFormat& format) {
     half_bytes = format.block_bytes % 4;
     num_words = format.block_bytes / 4;
-    // Blocks of 32 begin with it, those of 256 end with it.
-    if (format.block_elements == 32) {
+    // Blocks of 256 end with it, others begin with it.
+    if (format.block_elements < 256) {
       words_offset = static_cast<int>(half_bytes);
     } else {
       half_offset = static_cast<int>(4 * num_words);
@@ -77,13 +77,19 @@ void pack_panels(const QuantFormat& format, const std::byte* rows, int64_t num_r
   const int64_t blocks = cols / format.block_elements;
   const int64_t row_bytes = format.row_bytes(cols);
   const int64_t panel_bytes = kPanelRows * row_bytes;
-  const int64_t block_bytes = format.block_bytes;
+  const int64_t block_bytes = format.block_bytes, header_bytes = format.row_header_bytes;
   for (int64_t first = 0; first < num_rows; first += kPanelRows, panels += panel_bytes) {
     if (num_rows - first < kPanelRows) std::memset(panels, 0, static_cast<size_t>(panel_bytes));
+    for (int64_t lane = 0; lane < kPanelRows && first + lane < num_rows; ++lane) {
+      for (int64_t i = 0; i < header_bytes; i += 4) {
+        std::memcpy(panels + kPanelRows * i + 4 * lane, rows + (first + lane) * row_bytes + i, 4);
+      }
+    }
     for (int64_t block = 0; block < blocks; ++block) {
-      std::byte* const to = panels + block * block_bytes * kPanelRows;
+      const int64_t offset = header_bytes + block * block_bytes;  // in a row
+      std::byte* const to = panels + offset * kPanelRows;
       for (int64_t lane = 0; lane < kPanelRows && first + lane < num_rows; ++lane) {
-        const std::byte* const from = rows + (first + lane) * row_bytes + block * block_bytes;
+        const std::byte* const from = rows + (first + lane) * row_bytes + offset;
         for_parts(layout, lane, [&](int64_t in_row, int64_t in_panel, size_t bytes) {
           std::memcpy(to + in_panel, from + in_row, bytes);
         });
@@ -103,8 +109,14 @@ void copy_row(const Weight& weight, int64_t row, std::byte* blocks) {
   const int64_t matrix = row / weight.rows(), in_matrix = row % weight.rows();
   const std::byte* from = weight.data + matrix * weight.matrix_bytes() +
                           in_matrix / kPanelRows * kPanelRows * row_bytes;
-  for (int64_t done = 0; done < row_bytes; done += format.block_bytes) {
-    for_parts(layout, in_matrix % kPanelRows, [&](int64_t in_row, int64_t in_panel, size_t bytes) {
+  const int64_t lane = in_matrix % kPanelRows, header_bytes = format.row_header_bytes;
+  for (int64_t i = 0; i < header_bytes; i += 4) {
+    std::memcpy(blocks + i, from + kPanelRows * i + 4 * lane, 4);
+  }
+  blocks += header_bytes;
+  from += header_bytes * kPanelRows;
+  for (int64_t done = header_bytes; done < row_bytes; done += format.block_bytes) {
+    for_parts(layout, lane, [&](int64_t in_row, int64_t in_panel, size_t bytes) {
       std::memcpy(blocks + in_row, from + in_panel, bytes);
     });
     blocks += format.block_bytes;

@@ -8,8 +8,9 @@
 namespace braid {
 
 // A layout of matrices in block formats for kernels that work on neighbouring rows: kPanelRows rows
-// lie interleaved, so that one load takes the same four bytes of all of them. Of each column of
-// blocks a panel holds
+// lie interleaved, so that one load takes the same four bytes of all of them. A panel begins with
+// the headers of its rows, if the format has any: [words][kPanelRows] × 4 bytes. Of each column of
+// blocks it holds
 //
 //   the blocks' odd float16, if block_bytes is no multiple of 4:   [kPanelRows] × 2 bytes
 //   the remaining 32-bit words of the blocks, in order:    [words][kPanelRows] × 4 bytes

@@ -14,6 +14,11 @@ struct Scheme {
 };
 
 // In the order of FormatId.
+template <typename Block>
+constexpr Scheme group_scheme(FormatId id, std::string_view name) {
+  return {{id, name, Block::kGroup, sizeof(Block)}, dequantize_w4<Block>, quantize_w4<Block>};
+}
+
 constexpr Scheme kSchemes[kNumFormats] = {
     {{FormatId::kF32, "f32", 1, 4}, dequantize_f32, quantize_f32},
     {{FormatId::kF16, "f16", 1, 2}, dequantize_f16, quantize_f16},
@@ -29,6 +34,21 @@ constexpr Scheme kSchemes[kNumFormats] = {
     {{FormatId::kQ4K, "q4_k", 256, sizeof(BlockQ4K)}, dequantize_q4_k, nullptr},
     {{FormatId::kQ5K, "q5_k", 256, sizeof(BlockQ5K)}, dequantize_q5_k, nullptr},
     {{FormatId::kQ6K, "q6_k", 256, sizeof(BlockQ6K)}, dequantize_q6_k, nullptr},
+    group_scheme<BlockW4<32, BFloat16Bytes>>(FormatId::kW4G32, "w4g32"),
+    group_scheme<BlockW4<64, BFloat16Bytes>>(FormatId::kW4G64, "w4g64"),
+    group_scheme<BlockW4<128, BFloat16Bytes>>(FormatId::kW4G128, "w4g128"),
+    group_scheme<BlockW4Asym<32, BFloat16Bytes>>(FormatId::kW4G32Asym, "w4g32_asym"),
+    group_scheme<BlockW4Asym<64, BFloat16Bytes>>(FormatId::kW4G64Asym, "w4g64_asym"),
+    group_scheme<BlockW4Asym<128, BFloat16Bytes>>(FormatId::kW4G128Asym, "w4g128_asym"),
+    group_scheme<BlockW4<32, Float32Bytes>>(FormatId::kW4G32F32, "w4g32_f32"),
+    group_scheme<BlockW4<64, Float32Bytes>>(FormatId::kW4G64F32, "w4g64_f32"),
+    group_scheme<BlockW4<128, Float32Bytes>>(FormatId::kW4G128F32, "w4g128_f32"),
+    group_scheme<BlockW4Asym<32, Float32Bytes>>(FormatId::kW4G32AsymF32, "w4g32_asym_f32"),
+    group_scheme<BlockW4Asym<64, Float32Bytes>>(FormatId::kW4G64AsymF32, "w4g64_asym_f32"),
+    group_scheme<BlockW4Asym<128, Float32Bytes>>(FormatId::kW4G128AsymF32, "w4g128_asym_f32"),
+    {{FormatId::kW8C, "w8c", kW8CBlock, kW8CBlock, sizeof(RowHeaderW8C)},
+     dequantize_w8c,
+     quantize_w8c},
 };
 
 constexpr bool in_order() {

@@ -48,6 +48,23 @@ TEST(CachePlan, BytesPerTokenOfPublishedSizes) {
   EXPECT_EQ(plan.full_bytes_per_token(), 20480);
 }
 
+TEST(CachePlan, Int8TakesAByteAnElementAndAScale) {
+  CacheLayout layout;
+  layout.layers = {WindowKv{2, 64, 16}, FullKv{1, 128}, FullKv{1, 128}, SharesKvOf{2}};
+  const CacheOptions options{.kv_dtype = DType::kI8, .max_tokens = 1000, .max_sequences = 3};
+  const CachePlan plan = plan_cache(layout, options);
+  EXPECT_EQ(plan.window_bytes_per_token(), 2 * 2 * (64 + 4));
+  EXPECT_EQ(plan.full_bytes_per_token(), 2 * 2 * (128 + 4));
+  const CachePool pool(layout, options);
+  EXPECT_EQ(pool.size_bytes(), plan.size_bytes());
+  const PagedKv kv = pool.layer_kv(0);
+  EXPECT_EQ(kv.keys.dtype(), DType::kI8);
+  EXPECT_EQ(kv.key_scales.shape(), (Shape{plan.groups[0].num_pages, 2, 32}));
+  EXPECT_EQ(kv.value_scales.shape(), kv.key_scales.shape());
+  EXPECT_NE(kv.value_scales.raw(), kv.key_scales.raw());
+  EXPECT_EQ(pool.layer_kv(3).key_scales.raw(), pool.layer_kv(2).key_scales.raw());
+}
+
 TEST(CachePlan, RingHoldsWindowAndStepPlusOnePage) {
   const CachePlan plan =
       plan_cache(a4b_layout(), {.max_tokens = 1 << 20, .max_sequences = 4, .max_step_tokens = 512});

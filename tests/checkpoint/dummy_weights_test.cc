@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "quant/panels.h"
 #include "support/fresh_seed.h"
 
 namespace braid {
@@ -15,7 +16,9 @@ namespace {
 
 std::vector<float> values_of(const Weight& weight) {
   std::vector<float> values(static_cast<size_t>(weight.shape.num_elements()));
-  dequantize(*weight.format, weight.data, weight.shape.num_elements(), values.data());
+  for (int64_t row = 0; row < weight.shape.num_elements() / weight.cols(); ++row) {
+    expand_row(weight, row, values.data() + row * weight.cols());
+  }
   return values;
 }
 
@@ -61,7 +64,7 @@ TEST(DummyWeights, LargeOnesAreTheSameEachTimeAndDoNotRepeat) {
   const uint64_t seed = testing::fresh_seed();
   SCOPED_TRACE(seed);
   const Shape shape{9000, 1024};
-  for (const FormatId id : {FormatId::kQ8_0, FormatId::kBF16}) {
+  for (const FormatId id : {FormatId::kQ8_0, FormatId::kBF16, FormatId::kW8C}) {
     const Weight first = make_dummy_weight(seed, "w", shape, quant_format(id));
     const Weight second = make_dummy_weight(seed, "w", shape, quant_format(id));
     const auto bytes = static_cast<size_t>(first.size_bytes());
@@ -87,6 +90,11 @@ TEST(DummyWeights, RowsThatBlocksDoNotDivideFallBack) {
   EXPECT_EQ(format_of(FormatId::kQ2K, 704), FormatId::kQ4_0);
   EXPECT_EQ(format_of(FormatId::kQ6K, 33), FormatId::kF16);
   EXPECT_EQ(format_of(FormatId::kBF16, 33), FormatId::kBF16);
+  EXPECT_EQ(format_of(FormatId::kW4G128, 704), FormatId::kW4G64);
+  EXPECT_EQ(format_of(FormatId::kW4G128AsymF32, 96), FormatId::kW4G32AsymF32);
+  EXPECT_EQ(format_of(FormatId::kW4G64, 33), FormatId::kBF16);
+  EXPECT_EQ(format_of(FormatId::kW8C, 704), FormatId::kW8C);
+  EXPECT_EQ(format_of(FormatId::kW8C, 33), FormatId::kBF16);
 }
 
 TEST(DummyWeights, VectorsAreNearOne) {

@@ -12,13 +12,16 @@
 namespace braid {
 namespace {
 
-constexpr FormatId kBlockFormats[] = {FormatId::kQ8_0, FormatId::kQ4_0, FormatId::kQ4_1,
-                                      FormatId::kQ5_0, FormatId::kQ5_1, FormatId::kIq4Nl,
-                                      FormatId::kQ2K,  FormatId::kQ3K,  FormatId::kQ4K,
-                                      FormatId::kQ5K,  FormatId::kQ6K};
+std::vector<FormatId> block_formats() {
+  std::vector<FormatId> ids;
+  for (int id = 0; id < kNumFormats; ++id) {
+    if (!quant_format(static_cast<FormatId>(id)).plain()) ids.push_back(static_cast<FormatId>(id));
+  }
+  return ids;
+}
 
 TEST(PanelsTest, FormatsKeepTheirBytes) {
-  for (const FormatId id : kBlockFormats) {
+  for (const FormatId id : block_formats()) {
     const QuantFormat& format = quant_format(id);
     const QuantFormat* panels = panel_format(format);
     ASSERT_NE(panels, nullptr) << format.name;
@@ -37,7 +40,7 @@ TEST(PanelsTest, FormatsKeepTheirBytes) {
 TEST(PanelsTest, RowsComeBack) {
   testing::FreshRandom random;
   std::mt19937_64& engine = random.engine();
-  for (const FormatId id : kBlockFormats) {
+  for (const FormatId id : block_formats()) {
     const QuantFormat& format = quant_format(id);
     SCOPED_TRACE(format.name);
     for (const int64_t rows : {1, 15, 16, 17, 33}) {
@@ -92,6 +95,24 @@ TEST(PanelsTest, WordsOfSixteenRowsLieTogether) {
     for (int i = 0; i < 18; ++i) {
       const int place = i < 2 ? 2 * r + i : 32 + (i - 2) / 4 * 64 + 4 * r + (i - 2) % 4;
       ASSERT_EQ(panel[place], rows[18 * r + i]) << "row " << r << " byte " << i;
+    }
+  }
+}
+
+// Headers of rows come before the blocks.
+TEST(PanelsTest, HeadersOfSixteenRowsLieTogether) {
+  const QuantFormat& format = quant_format(FormatId::kW8C);
+  constexpr int kRowBytes = 8 + 64;
+  std::vector<std::byte> rows(kRowBytes * 16), panel(kRowBytes * 16);
+  for (int r = 0; r < 16; ++r) {
+    for (int i = 0; i < kRowBytes; ++i) {
+      rows[kRowBytes * r + i] = static_cast<std::byte>(41 * i + r);
+    }
+  }
+  pack_panels(format, rows.data(), 16, 64, panel.data());
+  for (int r = 0; r < 16; ++r) {
+    for (int i = 0; i < kRowBytes; ++i) {
+      ASSERT_EQ(panel[i / 4 * 64 + 4 * r + i % 4], rows[kRowBytes * r + i]) << r << " " << i;
     }
   }
 }

@@ -179,13 +179,13 @@ TEST(QuantFormatTest, Iq4NlKeepsItsOwnGrid) {
 }
 
 TEST(QuantFormatTest, ZerosStayZero) {
-  const std::vector<float> zeros(32);
+  const std::vector<float> zeros(128);
   for (int id = 0; id < kNumFormats; ++id) {
     const QuantFormat& format = quant_format(static_cast<FormatId>(id));
     if (!can_quantize(format)) continue;
-    std::vector<uint8_t> blocks(static_cast<size_t>(format.row_bytes(32)), 0xff);
-    quantize(format, zeros.data(), 32, blocks.data());
-    EXPECT_EQ(expand(format, blocks.data(), 32), zeros) << format.name;
+    std::vector<uint8_t> blocks(static_cast<size_t>(format.row_bytes(128)), 0xff);
+    quantize(format, zeros.data(), 128, blocks.data());
+    EXPECT_EQ(expand(format, blocks.data(), 128), zeros) << format.name;
   }
 }
 

@@ -26,6 +26,7 @@ struct DenseKv {
 struct AttentionRow {
   std::vector<double> out;        // [head_dim]
   std::vector<double> magnitude;  // Σ p_j·|v_j|, the scale of rounding errors in the sum
+  std::vector<double> weights;    // p_j, [num_keys], the last one of the query's own key
   double score_magnitude = 0;     // largest scale·Σ|q_i·k_i|, the same for scores
   double score_norm = 0;    // largest scale·√Σ(q_i·k_i)², of independent errors of factors
   double score_spread = 0;  // largest distance of a score from the largest score
@@ -61,11 +62,12 @@ inline AttentionRow attention_row(const float* q, const DenseKv& kv, int64_t pos
     score = std::exp(score - largest);
     sum += score;
   }
+  for (const double score : scores) row.weights.push_back(score / sum);
   row.out.assign(kv.head_dim, 0);
   row.magnitude.assign(kv.head_dim, 0);
   for (int64_t j = begin; j <= position; ++j) {
     for (int64_t d = 0; d < kv.head_dim; ++d) {
-      const double term = scores[j - begin] / sum * kv.value(j, head)[d];
+      const double term = row.weights[j - begin] * kv.value(j, head)[d];
       row.out[d] += term;
       row.magnitude[d] += std::abs(term);
     }

@@ -19,16 +19,25 @@ inline std::vector<float> expand(const Weight& w) {
   return values;
 }
 
-// The inputs that a LinearInput stands for, in double.
-inline std::vector<double> rounded_inputs(const LinearInput& input, bool int8) {
+// The scale of an int8 input, for weights of a format.
+inline double input_scale(const LinearInput& input, const QuantFormat& format, int64_t token,
+                          int64_t column) {
+  return format.has_row_header() ? input.token_scales.data<float>()[token]
+                                 : input.scales.row<float>(token)[column / 32];
+}
+
+// The inputs that a LinearInput stands for to weights of a format, in double.
+inline std::vector<double> rounded_inputs(const LinearInput& input, bool int8,
+                                          const QuantFormat& format) {
   const int64_t tokens = input.x.dim(0), cols = input.x.dim(1);
   std::vector<double> values(static_cast<size_t>(tokens * cols));
   for (int64_t t = 0; t < tokens; ++t) {
+    const TensorView& codes = format.has_row_header() ? input.token_codes : input.codes;
     for (int64_t c = 0; c < cols; ++c) {
-      values[t * cols + c] =
-          int8 ? double{input.scales.row<float>(t)[c / 32]} * input.codes.row<int8_t>(t)[c]
-          : input.packed.rank() == 2 ? double{to_float(input.packed.row<BFloat16>(t)[c])}
-                                     : double{input.x.row<float>(t)[c]};
+      values[t * cols + c] = int8 ? input_scale(input, format, t, c) * codes.row<int8_t>(t)[c]
+                             : input.packed.rank() == 2
+                                 ? double{to_float(input.packed.row<BFloat16>(t)[c])}
+                                 : double{input.x.row<float>(t)[c]};
     }
   }
   return values;

@@ -20,8 +20,17 @@ void check_cache(const PagedKv& cache) {
   BRAID_CHECK(cache.keys.rank() == 4 && cache.keys.shape() == cache.values.shape() &&
                   cache.keys.dtype() == cache.values.dtype(),
               "keys {}, values {}", to_string(cache.keys.shape()), to_string(cache.values.shape()));
-  BRAID_CHECK(cache.keys.dtype() == DType::kF32 || cache.keys.dtype() == DType::kBF16,
-              "keys and values of type {}", dtype_name(cache.keys.dtype()));
+  const DType dtype = cache.keys.dtype();
+  BRAID_CHECK(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kI8,
+              "keys and values of type {}", dtype_name(dtype));
+  if (dtype == DType::kI8) {
+    const Shape scales{cache.keys.dim(0), cache.num_kv_heads(), cache.page_tokens()};
+    BRAID_CHECK(cache.key_scales.shape() == scales && cache.value_scales.shape() == scales &&
+                    cache.key_scales.dtype() == DType::kF32 &&
+                    cache.value_scales.dtype() == DType::kF32,
+                "scales {} and {} for keys {}", to_string(cache.key_scales.shape()),
+                to_string(cache.value_scales.shape()), to_string(cache.keys.shape()));
+  }
   BRAID_CHECK(
       cache.page_tokens() >= 8 && std::has_single_bit(static_cast<uint64_t>(cache.page_tokens())),
       "pages of {} tokens", cache.page_tokens());
@@ -45,22 +54,52 @@ void check_sequence(const SequenceRows& sequence, const PagedKv& cache, int64_t 
   }
 }
 
+// One of a store's tensors, as one KV head of one sequence sees it: by position.
+class HeadRows {
+ public:
+  // view: [pages, kv_heads, page_tokens, …]; empty: there are no rows.
+  HeadRows(const TensorView& view, const SequenceRows& sequence, int64_t kv_head)
+      : pages_(sequence.pages) {
+    if (view.rank() < 3) return;
+    const int64_t page_tokens = view.dim(2);
+    page_shift_ = std::countr_zero(static_cast<uint64_t>(page_tokens));
+    token_bytes_ = (view.rank() == 4 ? view.dim(3) : 1) * dtype_bytes(view.dtype());
+    page_bytes_ = view.row_stride() * dtype_bytes(view.dtype());
+    base_ = static_cast<std::byte*>(view.raw()) + kv_head * page_tokens * token_bytes_;
+  }
+
+  std::byte* at(int64_t position) const {
+    const int32_t page = pages_[static_cast<size_t>(position >> page_shift_) % pages_.size()];
+    return base_ + page * page_bytes_ +
+           (position & ((int64_t{1} << page_shift_) - 1)) * token_bytes_;
+  }
+  float* scale(int64_t position) const {
+    return base_ == nullptr ? nullptr : reinterpret_cast<float*>(at(position));
+  }
+
+ private:
+  std::span<const int32_t> pages_;
+  std::byte* base_ = nullptr;
+  int page_shift_ = 0;
+  int64_t token_bytes_ = 0;
+  int64_t page_bytes_ = 0;
+};
+
 // Where keys and values of one KV head of one sequence are.
 class HeadPages {
  public:
   HeadPages(const PagedKv& cache, const SequenceRows& sequence, int64_t kv_head)
-      : pages_(sequence.pages),
-        page_shift_(std::countr_zero(static_cast<uint64_t>(cache.page_tokens()))),
-        token_bytes_(cache.head_dim() * dtype_bytes(cache.keys.dtype())),
-        key_page_bytes_(cache.keys.row_stride() * dtype_bytes(cache.keys.dtype())),
-        value_page_bytes_(cache.values.row_stride() * dtype_bytes(cache.values.dtype())) {
-    const int64_t head_bytes = kv_head * cache.page_tokens() * token_bytes_;
-    keys_ = static_cast<std::byte*>(cache.keys.raw()) + head_bytes;
-    values_ = static_cast<std::byte*>(cache.values.raw()) + head_bytes;
-  }
+      : page_shift_(std::countr_zero(static_cast<uint64_t>(cache.page_tokens()))),
+        keys_(cache.keys, sequence, kv_head),
+        values_(cache.values, sequence, kv_head),
+        key_scales_(cache.key_scales, sequence, kv_head),
+        value_scales_(cache.value_scales, sequence, kv_head) {}
 
-  std::byte* key(int64_t position) const { return keys_ + offset(position, key_page_bytes_); }
-  std::byte* value(int64_t position) const { return values_ + offset(position, value_page_bytes_); }
+  std::byte* key(int64_t position) const { return keys_.at(position); }
+  std::byte* value(int64_t position) const { return values_.at(position); }
+  // int8 only.
+  float* key_scale(int64_t position) const { return key_scales_.scale(position); }
+  float* value_scale(int64_t position) const { return value_scales_.scale(position); }
 
   // The tile that starts at `position`, of which only `needed` is read with a meaning.
   KeyTile tile(int64_t position, KeyRange needed) const {
@@ -68,59 +107,55 @@ class HeadPages {
     tile.segment_shift = std::min<int>(page_shift_, std::countr_zero(unsigned{kTileKeys}));
     const int64_t segment = int64_t{1} << tile.segment_shift;
     const int count = kTileKeys >> tile.segment_shift;
-    const void* any_key = nullptr;
-    const void* any_value = nullptr;
+    int any = 0;
     for (int s = 0; s < count; ++s) {
       const int64_t start = position + s * segment;
       const bool wanted = start < needed.end && start + segment > needed.begin;
       tile.keys[s] = wanted ? key(start) : nullptr;
-      tile.values[s] = wanted ? value(start) : nullptr;
-      if (wanted) any_key = tile.keys[s], any_value = tile.values[s];
+      if (!wanted) continue;
+      tile.values[s] = value(start);
+      tile.key_scales[s] = key_scale(start);
+      tile.value_scales[s] = value_scale(start);
+      any = s;
     }
-    // Blocks and widening may touch neighbours: let them find some memory.
+    // Blocks may touch neighbours: let them find some memory.
     for (int s = 0; s < count; ++s) {
-      if (tile.keys[s] == nullptr) tile.keys[s] = any_key, tile.values[s] = any_value;
+      if (tile.keys[s] != nullptr) continue;
+      tile.keys[s] = tile.keys[any], tile.values[s] = tile.values[any];
+      tile.key_scales[s] = tile.key_scales[any], tile.value_scales[s] = tile.value_scales[any];
     }
     return tile;
   }
 
  private:
-  int64_t offset(int64_t position, int64_t page_bytes) const {
-    const int32_t page = pages_[static_cast<size_t>(position >> page_shift_) % pages_.size()];
-    return page * page_bytes + (position & ((int64_t{1} << page_shift_) - 1)) * token_bytes_;
-  }
-
-  std::span<const int32_t> pages_;
   int page_shift_;
-  int64_t token_bytes_;
-  int64_t key_page_bytes_;
-  int64_t value_page_bytes_;
-  std::byte* keys_;
-  std::byte* values_;
+  HeadRows keys_, values_, key_scales_, value_scales_;
 };
 
 // A thread's scratch, in floats.
 struct Scratch {
   static int64_t floats(int64_t head_dim) {
-    return kTileQueries * (kTileKeys + 2 * head_dim) + 2 * kTileKeys * head_dim;
+    return kTileQueries * (kTileKeys + 3 * padded_dim(head_dim)) + packed_floats(head_dim);
   }
   Scratch(float* base, int64_t head_dim)
       : probabilities(base),
-        weighted(probabilities + kTileQueries * kTileKeys),
-        merged(weighted + kTileQueries * head_dim),
-        expanded(merged + kTileQueries * head_dim) {}
+        queries(probabilities + kTileQueries * kTileKeys),
+        weighted(queries + kTileQueries * padded_dim(head_dim)),
+        merged(weighted + kTileQueries * padded_dim(head_dim)),
+        packed(merged + kTileQueries * padded_dim(head_dim)) {}
 
   float* probabilities;
+  float* queries;
   float* weighted;
   float* merged;
-  float* expanded;
+  float* packed;
 };
 
 // A running softmax of an item's queries.
 struct Partial {
   float* largest;   // [queries]
   float* sum;       // [queries]
-  float* weighted;  // [queries, head_dim]
+  float* weighted;  // [queries, padded_dim(head_dim)]
 };
 
 // The computation of one call, shared by its threads.
@@ -135,6 +170,7 @@ struct AttentionRun {
   const AttentionKernels& kernels;
 
   int64_t head_dim() const { return shape.head_dim; }
+  int64_t row_floats() const { return padded_dim(shape.head_dim); }
 
   // Element 0 of query `n` (of the item's sequence and KV head) in q or out.
   float* query(const TensorView& view, const AttentionItem& item, int64_t n) const {
@@ -169,15 +205,23 @@ struct AttentionRun {
       tile.largest[q] = -std::numeric_limits<float>::infinity();
       tile.sum[q] = 0;
     }
-    std::memset(tile.weighted, 0, sizeof(float) * item.num_queries * head_dim());
-    const auto fold = cache.keys.dtype() == DType::kF32 ? kernels.fold_f32 : kernels.fold_bf16;
-    for (int64_t start = keys.begin / kTileKeys * kTileKeys; start < keys.end; start += kTileKeys) {
+    std::memset(tile.weighted, 0, sizeof(float) * item.num_queries * row_floats());
+    const DType dtype = cache.keys.dtype();
+    const auto fold = dtype == DType::kF32    ? kernels.fold_f32
+                      : dtype == DType::kBF16 ? kernels.fold_bf16
+                                              : kernels.fold_i8;
+    const int64_t first = keys.begin / kTileKeys * kTileKeys;
+    KeyTile current = pages.tile(first, keys);
+    for (int64_t start = first; start < keys.end; start += kTileKeys) {
       for (int q = 0; q < item.num_queries; ++q) {
         tile.begin[q] =
             static_cast<int32_t>(std::clamp<int64_t>(rows[q].begin - start, 0, kTileKeys));
         tile.end[q] = static_cast<int32_t>(std::clamp<int64_t>(rows[q].end - start, 0, kTileKeys));
       }
-      fold(tile, pages.tile(start, keys));
+      const bool last = start + kTileKeys >= keys.end;
+      const KeyTile next = last ? KeyTile{} : pages.tile(start + kTileKeys, keys);
+      fold(tile, current, last ? nullptr : &next);
+      current = next;
     }
   }
 
@@ -187,15 +231,15 @@ struct AttentionRun {
                    const Partial& into, bool (&seen)[kTileQueries]) const {
     for (int q = 0; q < item.num_queries; ++q) {
       if (!overlap(row_keys(item, q), split_keys(split))) continue;
-      const float* weighted = from.weighted + q * head_dim();
-      float* merged = into.weighted + q * head_dim();
+      const float* weighted = from.weighted + q * row_floats();
+      float* merged = into.weighted + q * row_floats();
       if (seen[q]) {
         kernels.merge(&into.largest[q], &into.sum[q], merged, from.largest[q], from.sum[q],
                       weighted, head_dim());
       } else {
         into.largest[q] = from.largest[q];
         into.sum[q] = from.sum[q];
-        std::memcpy(merged, weighted, sizeof(float) * head_dim());
+        std::memcpy(merged, weighted, sizeof(float) * row_floats());
         seen[q] = true;
       }
     }
@@ -203,7 +247,7 @@ struct AttentionRun {
 
   void finish(const AttentionItem& item, const Partial& result) const {
     for (int q = 0; q < item.num_queries; ++q) {
-      kernels.finish(result.weighted + q * head_dim(), result.sum[q],
+      kernels.finish(result.weighted + q * row_floats(), result.sum[q],
                      query(out, item, item.first_query + q), head_dim());
     }
   }
@@ -220,9 +264,12 @@ struct AttentionRun {
     tile.head_dim = head_dim();
     tile.scale = scale;
     tile.probabilities = scratch.probabilities;
-    tile.expanded = scratch.expanded;
+    tile.packed = scratch.packed;
+    tile.queries = scratch.queries;
     for (int q = 0; q < item.num_queries; ++q) {
-      tile.queries[q] = query(queries, item, item.first_query + q);
+      float* row = scratch.queries + q * row_floats();
+      std::memcpy(row, query(queries, item, item.first_query + q), sizeof(float) * head_dim());
+      std::fill(row + head_dim(), row + row_floats(), 0.0f);
     }
     const HeadPages pages(cache, sequences[item.sequence], item.kv_head);
     if (item.split >= 0) {
@@ -279,6 +326,13 @@ struct AttentionRun {
   }
 };
 
+// Of one token's key of one head, its scale included.
+double head_bytes(const PagedKv& cache) {
+  const DType dtype = cache.keys.dtype();
+  const int64_t scale = dtype == DType::kI8 ? dtype_bytes(DType::kF32) : 0;
+  return static_cast<double>(cache.head_dim() * dtype_bytes(dtype) + scale);
+}
+
 // Each sequence's visible keys and values once; two products of q with each key a row sees.
 OpWork attention_work(const TensorView& q, const PagedKv& cache,
                       std::span<const SequenceRows> sequences, int64_t window) {
@@ -292,11 +346,10 @@ OpWork attention_work(const TensorView& q, const PagedKv& cache,
       keys_met += static_cast<double>(keys.end - keys.begin);
     }
   }
-  const double key_bytes = static_cast<double>(cache.num_kv_heads() * cache.head_dim() *
-                                               dtype_bytes(cache.keys.dtype()));
-  return {.state_bytes = 2 * key_bytes * keys_read,
-          .activation_bytes = 2 * 4.0 * static_cast<double>(q.num_elements()),
-          .operations = 4 * keys_met * static_cast<double>(q.dim(1) * q.dim(2))};
+  return {
+      .state_bytes = 2 * head_bytes(cache) * static_cast<double>(cache.num_kv_heads()) * keys_read,
+      .activation_bytes = 2 * 4.0 * static_cast<double>(q.num_elements()),
+      .operations = 4 * keys_met * static_cast<double>(q.dim(1) * q.dim(2))};
 }
 
 }  // namespace
@@ -316,18 +369,21 @@ void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
   const int64_t kv_heads = cache.num_kv_heads();
   const int64_t head_dim = cache.head_dim();
   const OpScope op(stream, "write_kv", dtype_name(cache.keys.dtype()), [&] {
-    const double elements = 2 * static_cast<double>(num_rows * kv_heads * head_dim);
-    return OpWork{.state_bytes = elements * dtype_bytes(cache.keys.dtype()),
-                  .activation_bytes = 4 * elements};
+    const double heads = 2 * static_cast<double>(num_rows * kv_heads);
+    return OpWork{.state_bytes = heads * head_bytes(cache),
+                  .activation_bytes = 4 * heads * static_cast<double>(head_dim)};
   });
   if (num_rows == 0) return;
   if (!stream.is_cpu()) return cuda::write_kv(stream, k, v, sequences, cache);
   const AttentionKernels& kernels = BRAID_KERNELS(kAttentionKernels);
-  const auto put = [&](const float* from, std::byte* to) {
-    if (cache.keys.dtype() == DType::kF32) {
+  const DType dtype = cache.keys.dtype();
+  const auto put = [&](const float* from, std::byte* to, float* scale) {
+    if (dtype == DType::kF32) {
       std::memcpy(to, from, sizeof(float) * head_dim);
-    } else {
+    } else if (dtype == DType::kBF16) {
       kernels.to_bf16(from, to, head_dim);
+    } else {
+      kernels.to_i8(from, reinterpret_cast<int8_t*>(to), scale, head_dim);
     }
   };
   split_rows(stream, num_rows, 2 * kv_heads * head_dim, [&](int64_t begin, int64_t end) {
@@ -340,8 +396,9 @@ void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
         for (int64_t i = first; i < last; ++i) {
           const int64_t row = sequence.first_row + i - start;
           const int64_t position = sequence.first_position + i - start;
-          put(k.row<float>(row) + head * head_dim, pages.key(position));
-          put(v.row<float>(row) + head * head_dim, pages.value(position));
+          put(k.row<float>(row) + head * head_dim, pages.key(position), pages.key_scale(position));
+          put(v.row<float>(row) + head * head_dim, pages.value(position),
+              pages.value_scale(position));
         }
       }
       start += sequence.num_rows;

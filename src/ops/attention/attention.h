@@ -10,7 +10,8 @@
 
 namespace braid {
 
-// Stores the new rows' keys and values. k, v: [tokens, kv_heads, head_dim] float32.
+// Stores the new rows' keys and values. k, v: [tokens, kv_heads, head_dim] float32, rounded to the
+// store's type (ops/attention/paged_kv.h says what int8 costs).
 void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
               std::span<const SequenceRows> sequences, const PagedKv& cache);
 

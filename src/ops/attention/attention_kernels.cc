@@ -1,269 +1,101 @@
 #include "ops/attention/attention_kernels.h"
 
-#include "ops/cpu/simd_math.h"
+#include "ops/attention/score_block.h"
+#include "ops/attention/softmax_rows.h"
+#include "ops/attention/value_block.h"
 
 namespace braid::BRAID_ISA {
 namespace {
 
-// Dot products and weighted sums work on blocks of queries × keys or queries × vectors that fill
-// the registers. Each number is computed by the same operations in the same order whatever the
-// block, so that a query's result does not depend on which queries it is grouped with.
-constexpr int kBlock = 8;
+// From this many queries on it pays to widen and repack what they meet.
+constexpr int kManyQueries = 6;
+// Keys taken together are to stay in the first-level cache while the queries pass.
+constexpr int64_t kKeyBytes = 16384;
 
 template <typename T>
-BRAID_INLINE const T* key_at(const void* const* segments, int shift, int key, int64_t head_dim) {
-  return static_cast<const T*>(segments[key >> shift]) + (key & ((1 << shift) - 1)) * head_dim;
-}
+constexpr bool kIsF32 = sizeof(T) == sizeof(float);
 
-// The sums over the lanes of eight vectors, each in the order of pairs, pairs of pairs and so on.
-BRAID_INLINE void reduce_block(const Vf (&v)[kBlock], float (&sums)[kBlock]) {
-#if defined(BRAID_ISA_avx2) || defined(BRAID_ISA_avx512)
-  __m256 h[kBlock];
-#pragma GCC unroll 8
-  for (int i = 0; i < kBlock; ++i) {
-#if defined(BRAID_ISA_avx512)
-    h[i] = _mm256_add_ps(_mm512_castps512_ps256(v[i]), _mm512_extractf32x8_ps(v[i], 1));
-#else
-    h[i] = v[i];
-#endif
-  }
-  const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(h[0], h[1]), _mm256_hadd_ps(h[2], h[3]));
-  const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(h[4], h[5]), _mm256_hadd_ps(h[6], h[7]));
-  _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
-                                       _mm256_permute2f128_ps(low, high, 0x31)));
-#else
-  for (int i = 0; i < kBlock; ++i) sums[i] = reduce_add(v[i]);
-#endif
-}
-
-// scores[q][k] = queries[q] · keys[k], kQueries × kBlock / kQueries of them.
-template <int kQueries, typename T>
-BRAID_INLINE void dot_block(const float* const* queries, const T* keys, int64_t head_dim,
-                            float* scores) {
-  constexpr int kKeys = kBlock / kQueries;
-  Vf sums[kBlock] = {};
-  int64_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) {
-    Vf key[kKeys];
-#pragma GCC unroll 8
-    for (int k = 0; k < kKeys; ++k) key[k] = load(keys + k * head_dim + d);
-#pragma GCC unroll 8
-    for (int q = 0; q < kQueries; ++q) {
-      const Vf query = load(queries[q] + d);
-#pragma GCC unroll 8
-      for (int k = 0; k < kKeys; ++k) sums[q * kKeys + k] = fma(query, key[k], sums[q * kKeys + k]);
+// `count` rows of head_dim elements as float32, padded with zeros.
+template <typename T>
+void pack_rows(const T* from, int count, int64_t head_dim, float* to) {
+  const int64_t padded = padded_dim(head_dim);
+  for (int row = 0; row < count; ++row, from += head_dim, to += padded) {
+    int64_t d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load(from + d));
+    for (; d < padded; d += kLanes) {
+      store(to + d, d < head_dim ? load_partial(from + d, head_dim - d) : Vf{});
     }
   }
-  if (kLanes > 8 && d < head_dim) {
-    const int64_t rest = head_dim - d;
-#pragma GCC unroll 8
-    for (int q = 0; q < kQueries; ++q) {
-      const Vf query = load_partial(queries[q] + d, rest);
-#pragma GCC unroll 8
-      for (int k = 0; k < kKeys; ++k) {
-        sums[q * kKeys + k] =
-            fma(query, load_partial(keys + k * head_dim + d, rest), sums[q * kKeys + k]);
-      }
-    }
-  }
-  float reduced[kBlock];
-  reduce_block(sums, reduced);
-#pragma GCC unroll 8
-  for (int q = 0; q < kQueries; ++q) {
-#pragma GCC unroll 8
-    for (int k = 0; k < kKeys; ++k) scores[q * kTileKeys + k] = reduced[q * kKeys + k];
-  }
 }
 
-// Scores of kQueries queries with the keys [begin, end) (rounded outward to blocks).
-template <int kQueries, typename T>
-void dot_queries(const float* const* queries, const KeyTile& tile, int begin, int end,
-                 int64_t head_dim, float* scores) {
-  constexpr int kKeys = kBlock / kQueries;
-  for (int key = begin / kKeys * kKeys; key < end; key += kKeys) {
-    dot_block<kQueries>(queries, key_at<T>(tile.keys, tile.segment_shift, key, head_dim), head_dim,
-                        scores + key);
-  }
-}
-
-// weighted[q] = weighted[q] · factors[q] + Σ_key probabilities[q][key] · value[key], keys
-// ascending, for kVectors vectors of elements from d on (kVectors = 0: fewer than kLanes elements).
-template <int kQueries, int kVectors, typename T>
-BRAID_INLINE void add_values(const QueryTile& tile_queries, const KeyTile& tile, int first,
-                             const float* factors, int begin, int end, int64_t d) {
-  constexpr int kWidth = kVectors == 0 ? 1 : kVectors;
-  const int64_t head_dim = tile_queries.head_dim;
-  const float* probabilities = tile_queries.probabilities + first * kTileKeys;
-  float* weighted = tile_queries.weighted + first * head_dim + d;
-  const auto read = [&](const auto* p, int v) __attribute__((always_inline)) {
-    if constexpr (kVectors == 0) return load_partial(p, head_dim - d);
-    return load(p + v * kLanes);
-  };
-  Vf sums[kQueries][kWidth];
-#pragma GCC unroll 8
-  for (int q = 0; q < kQueries; ++q) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kWidth; ++v) sums[q][v] = read(weighted + q * head_dim, v) * factors[q];
-  }
-  for (int key = begin; key < end; ++key) {
-    const T* row = key_at<T>(tile.values, tile.segment_shift, key, head_dim) + d;
-    Vf value[kWidth];
-#pragma GCC unroll 8
-    for (int v = 0; v < kWidth; ++v) value[v] = read(row, v);
-#pragma GCC unroll 8
-    for (int q = 0; q < kQueries; ++q) {
-      const Vf p = splat(probabilities[q * kTileKeys + key]);
-#pragma GCC unroll 8
-      for (int v = 0; v < kWidth; ++v) sums[q][v] = fma(p, value[v], sums[q][v]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int q = 0; q < kQueries; ++q) {
-    if constexpr (kVectors == 0) {
-      store_partial(weighted + q * head_dim, head_dim - d, sums[q][0]);
+// Scores of the keys [begin, end) (rounded outward to eights).
+template <typename T>
+void score_tile(const QueryTile& queries, const KeyTile& tile, int begin, int end) {
+  const int64_t head_dim = queries.head_dim;
+  const int64_t padded = padded_dim(head_dim);
+  int step = 8;
+  while (2 * step <= kTileKeys && 2 * step * padded * 4 <= kKeyBytes) step *= 2;
+  if (step > 1 << tile.segment_shift) step = 1 << tile.segment_shift;
+  const bool pack = queries.num_queries >= kManyQueries && !(kIsF32<T> && head_dim == padded);
+  for (int start = begin / step * step; start < end; start += step) {
+    const int from = start > begin ? start : begin / 8 * 8;
+    const int to = start + step < end ? start + step : (end + 7) / 8 * 8;
+    // A block of scores is of 8 to 16 products.
+    AskAhead ahead(tile.values, tile.segment_shift, from, to,
+                   head_dim * static_cast<int64_t>(sizeof(T)),
+                   (queries.num_queries * (to - from) + 11) / 12);
+    const T* rows = tile_row<T>(tile.keys, tile.segment_shift, from, head_dim);
+    if (pack) {
+      pack_rows(rows, to - from, head_dim, queries.packed);
+      score_all<float>(queries, queries.packed, padded, padded, from, to, ahead);
     } else {
-#pragma GCC unroll 8
-      for (int v = 0; v < kWidth; ++v) store(weighted + q * head_dim + v * kLanes, sums[q][v]);
+      score_all<T>(queries, rows, head_dim, head_dim, from, to, ahead);
     }
   }
 }
 
-template <int kQueries, typename T>
-void weigh_values(const QueryTile& queries, const KeyTile& tile, int first, const float* factors,
-                  int begin, int end) {
-  constexpr int kVectors = kBlock / kQueries;
-  int64_t d = 0;
-  for (; d + kVectors * kLanes <= queries.head_dim; d += kVectors * kLanes) {
-    add_values<kQueries, kVectors, T>(queries, tile, first, factors, begin, end, d);
-  }
-  for (; d + kLanes <= queries.head_dim; d += kLanes) {
-    add_values<kQueries, 1, T>(queries, tile, first, factors, begin, end, d);
-  }
-  if (kLanes > 8 && d < queries.head_dim) {
-    add_values<kQueries, 0, T>(queries, tile, first, factors, begin, end, d);
+void gather_scales(const float* const* segments, int shift, int begin, int end, float* scales) {
+  for (int key = begin; key < end; ++key) {
+    scales[key] = segments[key >> shift][key & ((1 << shift) - 1)];
   }
 }
 
-float exp_of(float x) { return exp(splat(x))[0]; }
-
-// Turns the scores of one query into e^(score − largest), zero for keys it does not see; returns
-// the factor for what was summed before.
-float fold_scores(QueryTile& queries, int q) {
-  constexpr int kVectors = kTileKeys / kLanes;
-  float* row = queries.probabilities + q * kTileKeys;
-  const Vi begin = (Vi{} + queries.begin[q]), end = (Vi{} + queries.end[q]);
-  const Vf nothing = splat(-__builtin_inff());
-  Vf scores[kVectors];
-  Vf tops = nothing;
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) {
-    const Vi key = lane_index() + v * kLanes;
-    scores[v] =
-        select((key >= begin) & (key < end), load(row + v * kLanes) * queries.scale, nothing);
-    tops = max(tops, scores[v]);
-  }
-  const float top = reduce_max(tops);
-  float factor = 1;
-  if (top > queries.largest[q]) {
-    factor = exp_of(queries.largest[q] - top);
-    queries.largest[q] = top;
-  }
-  const Vf largest = splat(queries.largest[q]);
-  Vf sum{};
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) {
-    const Vf p = exp(scores[v] - largest);
-    store(row + v * kLanes, p);
-    sum = sum + p;
-  }
-  queries.sum[q] = queries.sum[q] * factor + reduce_add(sum);
-  return factor;
-}
-
-template <int kQueries, typename T>
-void fold_block(QueryTile& queries, const KeyTile& tile, int first) {
+template <typename T>
+void fold(QueryTile& queries, const KeyTile& tile, const KeyTile* next) {
   int begin = kTileKeys, end = 0;
-  bool same = true;
-  for (int q = first; q < first + kQueries; ++q) {
-    same = same && queries.begin[q] == queries.begin[first] && queries.end[q] == queries.end[first];
+  for (int q = 0; q < queries.num_queries; ++q) {
     if (queries.begin[q] >= queries.end[q]) continue;
     begin = queries.begin[q] < begin ? queries.begin[q] : begin;
     end = queries.end[q] > end ? queries.end[q] : end;
   }
   if (begin >= end) return;
-  dot_queries<kQueries, T>(queries.queries + first, tile, begin, end, queries.head_dim,
-                           queries.probabilities + first * kTileKeys);
-  float factors[kQueries];
-  for (int q = 0; q < kQueries; ++q) {
-    if (queries.begin[first + q] < queries.end[first + q]) {
-      factors[q] = fold_scores(queries, first + q);
-    }
+  score_tile<T>(queries, tile, begin, end);
+  float factors[kTileQueries];
+  if constexpr (sizeof(T) == 1) {
+    float key_scales[kTileKeys] = {}, value_scales[kTileKeys] = {};
+    gather_scales(tile.key_scales, tile.segment_shift, begin, end, key_scales);
+    gather_scales(tile.value_scales, tile.segment_shift, begin, end, value_scales);
+    softmax_all<true>(queries, key_scales, value_scales, factors);
+  } else {
+    softmax_all<false>(queries, nullptr, nullptr, factors);
   }
-  if (same) {
-    weigh_values<kQueries, T>(queries, tile, first, factors, begin, end);
-    return;
+  if (queries.num_queries >= kManyQueries) {
+    weigh_all_packed<T>(queries, tile, next, begin, end, factors);
+  } else {
+    weigh_all_rows<T>(queries, tile, next, factors);
   }
-  // Values of keys that a query does not see must not meet it, not even with weight 0: they may be
-  // anything.
-  for (int q = 0; q < kQueries; ++q) {
-    if (queries.begin[first + q] < queries.end[first + q]) {
-      weigh_values<1, T>(queries, tile, first + q, factors + q, queries.begin[first + q],
-                         queries.end[first + q]);
-    }
-  }
-}
-
-template <typename T>
-void fold(QueryTile& queries, const KeyTile& tile) {
-  int q = 0;
-  for (; q + 4 <= queries.num_queries; q += 4) fold_block<4, T>(queries, tile, q);
-  if (q + 2 <= queries.num_queries) {
-    fold_block<2, T>(queries, tile, q);
-    q += 2;
-  }
-  if (q < queries.num_queries) fold_block<1, T>(queries, tile, q);
-}
-
-void widen(const BFloat16* from, float* to, int64_t n) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
-  if (i < n) store_partial(to + i, n - i, load_partial(from + i, n - i));
-}
-
-void fold_bf16(QueryTile& queries, const KeyTile& tile) {
-  // With many queries it pays to widen the tile once.
-  constexpr int kManyQueries = 16;
-  if (queries.num_queries < kManyQueries) {
-    fold<BFloat16>(queries, tile);
-    return;
-  }
-  const int64_t segment_elements = (int64_t{1} << tile.segment_shift) * queries.head_dim;
-  KeyTile wide;
-  wide.segment_shift = tile.segment_shift;
-  float* to = queries.expanded;
-  for (int s = 0; s < kTileKeys >> tile.segment_shift; ++s) {
-    widen(static_cast<const BFloat16*>(tile.keys[s]), to, segment_elements);
-    wide.keys[s] = to;
-    to += segment_elements;
-    widen(static_cast<const BFloat16*>(tile.values[s]), to, segment_elements);
-    wide.values[s] = to;
-    to += segment_elements;
-  }
-  fold<float>(queries, wide);
 }
 
 void merge(float* largest, float* sum, float* weighted, float other_largest, float other_sum,
            const float* other_weighted, int64_t head_dim) {
   const float top = other_largest > *largest ? other_largest : *largest;
-  const float a = *largest == top ? 1.0f : exp_of(*largest - top);
-  const float b = other_largest == top ? 1.0f : exp_of(other_largest - top);
+  const float a = *largest == top ? 1.0f : exp(splat(*largest - top))[0];
+  const float b = other_largest == top ? 1.0f : exp(splat(other_largest - top))[0];
   *largest = top;
   *sum = *sum * a + other_sum * b;
-  int64_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) {
+  for (int64_t d = 0; d < padded_dim(head_dim); d += kLanes) {
     store(weighted + d, load(weighted + d) * a + load(other_weighted + d) * b);
   }
-  for (; d < head_dim; ++d) weighted[d] = weighted[d] * a + other_weighted[d] * b;
 }
 
 void finish(const float* weighted, float sum, float* out, int64_t head_dim) {
@@ -279,8 +111,40 @@ void to_bf16(const float* from, void* to, int64_t n) {
   for (; i < n; ++i) out[i] = to_bfloat16(from[i]);
 }
 
+void to_i8(const float* from, int8_t* to, float* scale, int64_t n) {
+  // Magnitudes in order of their bits; those of infinities and NaN come last.
+  Vi tops{};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const Vi bits = (Vi)load(from + i) & 0x7fffffff;
+    tops = bits > tops ? bits : tops;
+  }
+  if (i < n) {
+    const Vi bits = (Vi)load_partial(from + i, n - i) & 0x7fffffff;
+    tops = bits > tops ? bits : tops;
+  }
+  int32_t top = 0;
+  for (int l = 0; l < kLanes; ++l) top = tops[l] > top ? tops[l] : top;
+  float largest;
+  __builtin_memcpy(&largest, &top, sizeof(largest));
+  const bool finite = top < 0x7f800000;
+  // Codes of magnitudes too small for 127 / largest to be finite are 0.
+  const float inverse = finite && largest >= 0x1p-100f ? 127.0f / largest : 0.0f;
+  *scale = !finite ? __builtin_nanf("") : inverse > 0 ? largest / 127.0f : 0.0f;
+  const Vf kRound = splat(0x1.8p23f);  // adding it leaves the nearest integer in the low bits
+  for (i = 0; i < n; i += kLanes) {
+    const int64_t count = n - i < kLanes ? n - i : kLanes;
+    const Vf x = count == kLanes ? load(from + i) : load_partial(from + i, count);
+    const Vi codes = (Vi)(x * inverse + kRound) - (Vi)kRound;
+    for (int64_t l = 0; l < count; ++l) {
+      to[i + l] = finite ? static_cast<int8_t>(codes[l]) : int8_t{0};
+    }
+  }
+}
+
 }  // namespace
 
-const AttentionKernels kAttentionKernels = {&fold<float>, &fold_bf16, &merge, &finish, &to_bf16};
+const AttentionKernels kAttentionKernels = {&fold<float>, &fold<BFloat16>, &fold<int8_t>, &merge,
+                                            &finish,      &to_bf16,        &to_i8};
 
 }  // namespace braid::BRAID_ISA

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 
+#include "ops/attention/attention_kernels.h"
 #include "ops/attention/paged_kv.h"
 #include "tensor/workspace.h"
 
@@ -50,9 +51,10 @@ inline int64_t num_splits(KeyRange keys) {
   return (keys.end - 1) / kSplitKeys - keys.begin / kSplitKeys + 1;
 }
 
-// What one split of an item leaves: largest [queries], sum [queries], weighted [queries, head_dim].
+// What one split of an item leaves: largest [queries], sum [queries], weighted [queries,
+// padded_dim(head_dim)].
 inline int64_t partial_floats(int64_t num_queries, int64_t head_dim) {
-  return num_queries * (head_dim + 2);
+  return num_queries * (padded_dim(head_dim) + 2);
 }
 
 struct AttentionShape {

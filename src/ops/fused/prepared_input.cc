@@ -16,9 +16,9 @@ bool one_pass(const Stream& stream, const TensorView& x, ActivationPrecision pre
 
 LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  const TensorView& weight, float epsilon,
-                                 ActivationPrecision precision) {
+                                 const InputRounding& rounding) {
   BRAID_CHECK(x.rank() == 2, "x {}", to_string(x.shape()));
-  if (one_pass(stream, x, precision)) {
+  if (one_pass(stream, x, rounding.precision)) {
     const OpScope op(stream, "normed_input", [&] {
       const double elements = static_cast<double>(x.num_elements());
       return OpWork{.activation_bytes = 6 * elements, .operations = 4 * elements};
@@ -27,15 +27,15 @@ LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const Ten
   }
   const TensorView y = workspace.take(DType::kF32, x.shape());
   rms_norm(stream, x, weight, epsilon, y);
-  return prepare_linear_input(stream, workspace, y, precision);
+  return prepare_linear_input(stream, workspace, y, rounding);
 }
 
 LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
                                 const TensorView& gate, const TensorView& up,
-                                ActivationPrecision precision) {
+                                const InputRounding& rounding) {
   BRAID_CHECK(gate.rank() == 2 && gate.shape() == up.shape(), "gate {}, up {}",
               to_string(gate.shape()), to_string(up.shape()));
-  if (one_pass(stream, gate, precision)) {
+  if (one_pass(stream, gate, rounding.precision)) {
     const OpScope op(stream, "gated_input", [&] {
       const double elements = static_cast<double>(gate.num_elements());
       return OpWork{.activation_bytes = 10 * elements, .operations = 12 * elements};
@@ -43,7 +43,7 @@ LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation
     return cuda::prepare_gated_input(stream, workspace, activation, gate, up);
   }
   activate_and_multiply(stream, activation, gate, up, gate);
-  return prepare_linear_input(stream, workspace, gate, precision);
+  return prepare_linear_input(stream, workspace, gate, rounding);
 }
 
 }  // namespace braid

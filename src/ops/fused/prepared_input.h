@@ -12,11 +12,11 @@ namespace braid {
 // prepare_linear_input(rms_norm(x)).  x: [tokens, width]; weight as rms_norm takes it.
 LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  const TensorView& weight, float epsilon,
-                                 ActivationPrecision precision);
+                                 const InputRounding& rounding);
 
 // prepare_linear_input(f(gate) ⊙ up).  gate, up: [tokens, width]; gate may be overwritten.
 LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
                                 const TensorView& gate, const TensorView& up,
-                                ActivationPrecision precision);
+                                const InputRounding& rounding);
 
 }  // namespace braid

@@ -13,7 +13,7 @@ namespace braid {
 namespace {
 
 bool same(const InputNorm& a, const InputNorm& b) {
-  return a.weight.raw() == b.weight.raw() && a.epsilon == b.epsilon && a.precision == b.precision;
+  return a.weight.raw() == b.weight.raw() && a.epsilon == b.epsilon && a.rounding == b.rounding;
 }
 
 // The place of the first norm that is equal to norms[i].
@@ -47,7 +47,7 @@ void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& bran
               "x {}, y {}, {} norms", to_string(x.shape()), to_string(branch.y.shape()),
               norms.size());
   const bool rounded = std::all_of(norms.begin(), norms.end(), [](const InputNorm& norm) {
-    return norm.precision != ActivationPrecision::kF32;
+    return norm.rounding.precision != ActivationPrecision::kF32;
   });
   if (!stream.is_cpu() && rounded && !x.empty()) {
     const OpScope op(stream, "add_branch", [&] {
@@ -80,7 +80,7 @@ void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& bran
     const size_t first = first_equal(norms, i);
     inputs[i] = first < i ? inputs[first]
                           : prepare_normed_input(stream, workspace, x, norms[i].weight,
-                                                 norms[i].epsilon, norms[i].precision);
+                                                 norms[i].epsilon, norms[i].rounding);
   }
 }
 
@@ -119,10 +119,12 @@ LinearInput gather_input(Stream& stream, Workspace& workspace, const LinearInput
   if (!stream.is_cpu() && x.packed.rank() == 2 && count > 0) {
     return cuda::gather_packed_input(stream, workspace, x, rows);
   }
-  if (x.precision != ActivationPrecision::kInt8) {
+  const bool per_token = x.token_codes.rank() == 2;
+  if (x.precision != ActivationPrecision::kInt8 || per_token) {
     const TensorView sorted = workspace.take(DType::kF32, {count, x.x.dim(1)});
     gather_rows(stream, x.x, rows, sorted);
-    return prepare_linear_input(stream, workspace, sorted, x.precision);
+    return prepare_linear_input(stream, workspace, sorted, x.precision,
+                                {.per_block = x.codes.rank() == 2, .per_token = per_token});
   }
   // Codes, so that a token is rounded once for all its experts. Float32 rows are for weights in
   // plain formats only.

@@ -21,7 +21,7 @@ struct ResidualBranch {
 struct InputNorm {
   TensorView weight;  // [width], or empty
   float epsilon = 1e-6f;
-  ActivationPrecision precision = ActivationPrecision::kF32;
+  InputRounding rounding;
 };
 
 inline constexpr size_t kMaxInputNorms = 4;

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/linear/linear_kernels.h"
+#include "quant/group_format.h"
 #include "tensor/profiler.h"
 
 namespace braid {
@@ -28,6 +29,12 @@ void check_arguments(const Weight& w, const LinearInput& x, const TensorView& y)
 
 const LinearKernels& kernels_of(const QuantFormat& format) {
   if (format.plain()) return BRAID_KERNELS(kPlainKernels);
+  if (format.has_row_header()) {
+    return format.panels() ? BRAID_KERNELS(kChannelPanelKernels) : BRAID_KERNELS(kChannelKernels);
+  }
+  if (as_group_format(format)) {
+    return format.panels() ? BRAID_KERNELS(kGroupPanelKernels) : BRAID_KERNELS(kGroupKernels);
+  }
   if (format.panels()) return BRAID_KERNELS(kPanelKernels);
   if (format.block_elements == 32) return BRAID_KERNELS(kSimpleBlockKernels);
   return BRAID_KERNELS(kKQuantKernels);
@@ -45,11 +52,16 @@ OpWork linear_work(const Weight& w, const LinearInput& x, int64_t tokens, double
                                                : Arithmetic::kF32};
 }
 
+// Whether the input was rounded with the scales that the format's kernels need.
+bool has_codes(const LinearInput& x, const QuantFormat& format) {
+  return (format.has_row_header() ? x.token_codes : x.codes).rank() == 2;
+}
+
 LinearKernel pick_kernel(const QuantFormat& format, const LinearInput& x) {
   const LinearKernels& kernels = kernels_of(format);
   const int id = static_cast<int>(format.id);
   LinearKernel kernel = nullptr;
-  if (x.precision == ActivationPrecision::kInt8) kernel = kernels.int8[id];
+  if (x.precision == ActivationPrecision::kInt8 && has_codes(x, format)) kernel = kernels.int8[id];
   if (x.precision == ActivationPrecision::kBF16 && x.packed.rank() == 2) {
     kernel = kernels.packed[id];
   }
@@ -68,10 +80,14 @@ LinearTask make_task(const Weight& w, const LinearInput& x, const TensorView& y)
     task.packed = x.packed.data<BFloat16>();
     task.packed_stride = x.packed.row_stride();
   }
-  if (x.precision == ActivationPrecision::kInt8) {
+  if (x.codes.rank() == 2) {
     task.codes = x.codes.data<int8_t>();
     task.scales = x.scales.data<float>();
     task.sums = x.sums.data<int32_t>();
+  }
+  if (x.token_codes.rank() == 2) {
+    task.token_codes = x.token_packed.raw();
+    task.token_scales = x.token_scales.data<float>();
   }
   task.y = y.data<float>();
   task.y_stride = y.row_stride();
@@ -108,10 +124,27 @@ TensorView spread_rows(Stream& stream, Workspace& workspace, const TensorView& x
   return copy;
 }
 
+// Sums of products of codes fit 32 bits up to this width, also with the bias of unsigned codes.
+constexpr int64_t kMaxTokenCodes = 65536;
+
+void add_token_codes(Stream& stream, Workspace& workspace, LinearInput& input) {
+  const TokenInputKernels& kernels = BRAID_KERNELS(kTokenInputKernels);
+  const int64_t tokens = input.x.dim(0), cols = input.x.dim(1);
+  input.token_codes = workspace.take(DType::kI8, {tokens, cols});
+  input.token_scales = workspace.take(DType::kF32, {tokens});
+  input.token_packed = workspace.take(DType::kI8, {tokens, cols * kernels.packed_bytes});
+  stream.pool().parallel_for(tokens, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      kernels.quantize(input.x.row<float>(t), cols, input.token_codes.row<int8_t>(t),
+                       input.token_packed.row<int8_t>(t), input.token_scales.data<float>() + t);
+    }
+  });
+}
+
 }  // namespace
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
-                                 ActivationPrecision precision) {
+                                 ActivationPrecision precision, Int8Scales int8_scales) {
   BRAID_CHECK(x.rank() == 2 && x.dtype() == DType::kF32);
   const int64_t tokens = x.dim(0), cols = x.dim(1);
   if (precision == ActivationPrecision::kInt8 && cols % 32 != 0) {
@@ -131,7 +164,10 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
       precision == ActivationPrecision::kF32 && tokens > 1 && x.row_stride() % kBadStride == 0;
   input.x = spread ? spread_rows(stream, workspace, x) : x;
   const InputKernels& kernels = BRAID_KERNELS(kInputKernels);
-  if (precision == ActivationPrecision::kInt8) {
+  if (precision == ActivationPrecision::kInt8 && int8_scales.per_token && cols <= kMaxTokenCodes) {
+    add_token_codes(stream, workspace, input);
+  }
+  if (precision == ActivationPrecision::kInt8 && int8_scales.per_block) {
     input.codes = workspace.take(DType::kI8, {tokens, cols});
     input.scales = workspace.take(DType::kF32, {tokens, cols / 32});
     input.sums = workspace.take(DType::kI32, {tokens, cols / 16});

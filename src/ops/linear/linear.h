@@ -14,27 +14,62 @@ namespace braid {
 // exactly within 16 or 32 inputs that share a scale, then in float32).
 //   kF32   not at all. Quantised weights are expanded block by block in registers or cache.
 //   kBF16  to bfloat16 (nearest even).
-//   kInt8  symmetric int8 with one float32 scale per 32 inputs, for block-quantised weights;
-//          weights of plain formats then take kF32. On a CUDA device the same as kBF16.
+//   kInt8  symmetric int8 with one float32 scale per 32 inputs, for block-quantised weights; with
+//          one per token for weights of one scale a row (w8c), whose products are then exact but
+//          for the scaling at the end. Weights of plain formats take kF32.
+//          On a CUDA device the same as kBF16.
+// An input x of a group of 32, or of a token, with largest magnitude m moves by at most
+// m / 254 · (1 + 2^-16); an output by Σ |w| times that.
 enum class ActivationPrecision { kF32, kBF16, kInt8 };
+
+// Which scales kInt8 prepares inputs with: those of the weights that will read them.
+struct Int8Scales {
+  bool per_block = true;
+  bool per_token = false;
+
+  // Adds what a weight of this format reads.
+  void add(const QuantFormat& format) {
+    if (format.has_row_header()) {
+      per_token = true;
+    } else if (!format.plain()) {
+      per_block = true;
+    }
+  }
+  bool operator==(const Int8Scales&) const = default;
+};
+
+// How an input is to be prepared for the matrices that read it.
+struct InputRounding {
+  ActivationPrecision precision = ActivationPrecision::kF32;
+  Int8Scales scales;
+  bool operator==(const InputRounding&) const = default;
+};
 
 // Inputs of one or more products, prepared once. x: [tokens, cols] float32. Views live in the
 // workspace, except that x may be the caller's.
 struct LinearInput {
   ActivationPrecision precision = ActivationPrecision::kF32;
-  TensorView x;       // float32; under kBF16 already rounded (on a CUDA device: as it was)
-  TensorView codes;   // kInt8: int8 [tokens, cols], -127 to 127
-  TensorView scales;  // kInt8: float32 [tokens, cols / 32]
-  TensorView sums;    // kInt8: int32 [tokens, cols / 16], sums of codes
+  TensorView x;             // float32; under kBF16 already rounded (on a CUDA device: as it was)
+  TensorView codes;         // kInt8: int8 [tokens, cols], -127 to 127
+  TensorView scales;        // kInt8: float32 [tokens, cols / 32]
+  TensorView sums;          // kInt8: int32 [tokens, cols / 16], sums of codes
+  TensorView token_codes;   // kInt8 per token: int8 [tokens, cols], -127 to 127
+  TensorView token_scales;  // kInt8 per token: float32 [tokens]
+  TensorView token_packed;  // the codes as kernels read them
   TensorView packed;  // kBF16: bfloat16 [tokens, cols rounded up to even], where kernels multiply
                       // bfloat16 pairs; otherwise empty
 };
 
 // kInt8 needs cols to be a multiple of 32 and falls back to kF32 (printed once) otherwise. Under
-// kInt8 a group of 32 with an infinity or NaN gets a scale that is not a number, and a group whose
-// largest magnitude is below 2^-100 counts as zero.
+// kInt8 a group of 32 (or a token) with an infinity or NaN gets a scale that is not a number, and
+// one whose largest magnitude is below 2^-100 counts as zero. Weights whose scales were not asked
+// for, and weights of one scale a row that are wider than 65536, take kF32.
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
-                                 ActivationPrecision precision);
+                                 ActivationPrecision precision, Int8Scales int8_scales = {});
+inline LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
+                                        const InputRounding& rounding) {
+  return prepare_linear_input(stream, workspace, x, rounding.precision, rounding.scales);
+}
 
 // y[t, r] = Σ_c w[r, c] · x[t, c].  w: [rows, cols], x: [tokens, cols], y: [tokens, rows] float32,
 // rows may be strided. Each output is summed in an order that depends on cols, format and precision

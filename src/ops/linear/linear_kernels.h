@@ -22,6 +22,8 @@ struct LinearTask {
   const int32_t* sums;
   float* y;
   int64_t y_stride;
+  const void* token_codes;    // as TokenInputKernels packs them
+  const float* token_scales;  // one a token
 };
 
 // Computes y[t, r] for rows [row_begin, row_end) and tokens [token_begin, token_end).
@@ -35,7 +37,7 @@ using LinearKernel = void (*)(const LinearTask& task, const LinearRange& range);
 struct LinearKernels {
   LinearKernel f32[kNumFormats];     // × LinearTask::x
   LinearKernel packed[kNumFormats];  // × LinearTask::packed; null where f32 is to be used
-  LinearKernel int8[kNumFormats];    // × LinearTask::codes
+  LinearKernel int8[kNumFormats];    // × LinearTask::codes; w8c: token_codes
 };
 
 struct InputKernels {
@@ -46,10 +48,21 @@ struct InputKernels {
   bool uses_packed;  // this instruction set has kernels for LinearTask::packed
 };
 
+struct TokenInputKernels {
+  // One row of LinearInput::token_codes, token_packed and token_scales. cols is a multiple of 32.
+  void (*quantize)(const float* x, int64_t cols, int8_t* codes, void* packed, float* scale);
+  int packed_bytes;  // of a code
+};
+
 BRAID_DECLARE_KERNELS(LinearKernels, kPlainKernels)
 BRAID_DECLARE_KERNELS(LinearKernels, kSimpleBlockKernels)
 BRAID_DECLARE_KERNELS(LinearKernels, kKQuantKernels)
-BRAID_DECLARE_KERNELS(LinearKernels, kPanelKernels)  // every block format, in panels
+BRAID_DECLARE_KERNELS(LinearKernels, kPanelKernels)  // GGUF's block formats, in panels
+BRAID_DECLARE_KERNELS(LinearKernels, kGroupKernels)  // the w4 formats
+BRAID_DECLARE_KERNELS(LinearKernels, kGroupPanelKernels)
+BRAID_DECLARE_KERNELS(LinearKernels, kChannelKernels)  // w8c
+BRAID_DECLARE_KERNELS(LinearKernels, kChannelPanelKernels)
+BRAID_DECLARE_KERNELS(TokenInputKernels, kTokenInputKernels)
 BRAID_DECLARE_KERNELS(InputKernels, kInputKernels)
 
 }  // namespace braid

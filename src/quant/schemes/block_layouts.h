@@ -74,6 +74,46 @@ static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24 && sizeof(Block
 static_assert(sizeof(BlockQ2K) == 84 && sizeof(BlockQ3K) == 110 && sizeof(BlockQ4K) == 144);
 static_assert(sizeof(BlockQ5K) == 176 && sizeof(BlockQ6K) == 210);
 
+// Formats of safetensors checkpoints, in a layout of our own.
+struct BFloat16Bytes {
+  uint8_t bytes[2];
+};
+struct Float32Bytes {
+  uint8_t bytes[4];
+};
+// A group of 32, 64 or 128 values with a scale. Each 16 bytes of codes hold 32 values: the low
+// nibble of byte j is value j, the high one value j + 16.
+template <int group, typename Scale_>
+struct BlockW4 {  // scale · (q − 8)
+  using Scale = Scale_;
+  static constexpr int kGroup = group;
+  static constexpr bool kAsymmetric = false;
+  Scale scale;
+  uint8_t q[group / 2];
+};
+template <int group, typename Scale_>
+struct BlockW4Asym {  // scale · (q − zero)
+  using Scale = Scale_;
+  static constexpr int kGroup = group;
+  static constexpr bool kAsymmetric = true;
+  uint8_t zero;    // 0 to 16
+  uint8_t unused;  // 0
+  Scale scale;
+  uint8_t q[group / 2];
+};
+
+// A row of w8c: this, then one int8 for each value: scale · q. Rows are cut into blocks of
+// kW8CBlock values only so that they have a width kernels like.
+struct RowHeaderW8C {
+  Float32Bytes scale;
+  uint8_t code_sum[4];  // int32: the sum of the row's codes
+};
+inline constexpr int kW8CBlock = 32;
+
+static_assert(sizeof(BlockW4<32, BFloat16Bytes>) == 18 && sizeof(BlockW4<32, Float32Bytes>) == 20);
+static_assert(sizeof(BlockW4Asym<32, BFloat16Bytes>) == 20);
+static_assert(sizeof(BlockW4Asym<32, Float32Bytes>) == 22 && sizeof(RowHeaderW8C) == 8);
+
 // The sixteen levels of iq4_nl, in order.
 inline constexpr int8_t kIq4NlValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                             1,    13,   25,  38,  53,  69,  89,  113};

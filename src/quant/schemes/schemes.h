@@ -39,6 +39,15 @@ void quantize_q5_0(const float* in, int64_t blocks, void* out);
 void quantize_q5_1(const float* in, int64_t blocks, void* out);
 void quantize_iq4_nl(const float* in, int64_t blocks, void* out);
 
+// Block: a BlockW4 or BlockW4Asym.
+template <typename Block>
+void dequantize_w4(const void* in, int64_t blocks, float* out);
+template <typename Block>
+void quantize_w4(const float* in, int64_t blocks, void* out);
+// One row.
+void dequantize_w8c(const void* in, int64_t blocks, float* out);
+void quantize_w8c(const float* in, int64_t blocks, void* out);
+
 void dequantize_q2_k(const void* in, int64_t blocks, float* out);
 void dequantize_q3_k(const void* in, int64_t blocks, float* out);
 void dequantize_q4_k(const void* in, int64_t blocks, float* out);

@@ -8,6 +8,7 @@
 #include "ops/attention/attention_plan.h"
 #include "ops/op_test.h"
 #include "reference/attention.h"
+#include "reference/kv_int8.h"
 
 namespace braid {
 namespace {
@@ -33,26 +34,39 @@ std::string describe(const CacheSetup& s) {
 // What one sequence is, apart from how it is computed: its queries, keys and values by position.
 struct Text {
   std::vector<float> queries;  // [positions, heads, head_dim]
-  reference::DenseKv kv;       // as stored: rounded if the store is bfloat16
+  reference::DenseKv written;  // as given to the store
+  reference::DenseKv kv;       // as stored: rounded if the store is bfloat16 or int8
 
   int64_t length(const CacheSetup& setup) const {
     return static_cast<int64_t>(kv.keys.size()) / (setup.kv_heads * setup.head_dim);
   }
 };
 
+// What a store makes of heads of head_dim elements.
+void round_as(const CacheSetup& setup, std::vector<float>& values) {
+  if (setup.dtype == DType::kBF16) {
+    for (float& x : values) x = to_float(to_bfloat16(x));
+  } else if (setup.dtype == DType::kI8) {
+    for (size_t at = 0; at < values.size(); at += setup.head_dim) {
+      const reference::Int8Row row = reference::quantise_int8(&values[at], setup.head_dim);
+      for (int64_t d = 0; d < setup.head_dim; ++d) values[at + d] = row.value(d);
+    }
+  }
+}
+
 Text random_text(Random& random, const CacheSetup& setup, int64_t length) {
   Text text;
   const float deviation = 1 / std::sqrt(std::sqrt(static_cast<float>(setup.head_dim)));
   text.queries.resize(length * setup.heads() * setup.head_dim);
   for (float& x : text.queries) x = random.normal(2 * deviation);
-  text.kv = {.kv_heads = setup.kv_heads, .head_dim = setup.head_dim};
-  for (std::vector<float>* values : {&text.kv.keys, &text.kv.values}) {
+  text.written = {.kv_heads = setup.kv_heads, .head_dim = setup.head_dim};
+  for (std::vector<float>* values : {&text.written.keys, &text.written.values}) {
     values->resize(length * setup.kv_heads * setup.head_dim);
-    for (float& x : *values) {
-      x = random.normal(values == &text.kv.keys ? deviation : 1);
-      if (setup.dtype == DType::kBF16) x = to_float(to_bfloat16(x));
-    }
+    const float size = values == &text.written.keys ? deviation : 1;
+    for (float& x : *values) x = random.normal(size);
   }
+  text.kv = text.written;
+  for (std::vector<float>* values : {&text.kv.keys, &text.kv.values}) round_as(setup, *values);
   return text;
 }
 
@@ -65,13 +79,23 @@ class Bed {
               op_test_device),
         values_(setup.dtype, keys_.shape(), op_test_device),
         free_(num_pages) {
-    poison(keys_);
-    poison(values_);
+    if (setup.dtype == DType::kI8) {
+      const Shape scales{num_pages, setup.kv_heads, setup.page_tokens};
+      key_scales_ = Tensor(DType::kF32, scales);
+      value_scales_ = Tensor(DType::kF32, scales);
+      poison(key_scales_);
+      poison(value_scales_);
+    } else {
+      poison(keys_);
+      poison(values_);
+    }
     std::iota(free_.begin(), free_.end(), 0);
     std::shuffle(free_.begin(), free_.end(), random.engine());
   }
 
-  PagedKv cache() const { return {keys_.view(), values_.view()}; }
+  PagedKv cache() const {
+    return {keys_.view(), values_.view(), key_scales_.view(), value_scales_.view()};
+  }
 
   // Returns the sequence's index. num_pages 0: enough for its length.
   int add(const Text& text, int64_t num_pages = 0) {
@@ -113,8 +137,8 @@ class Bed {
         const Text& text = *sequence.text;
         std::copy_n(text.queries.data() + position * q.row_elements(), q.row_elements(),
                     q.row(row));
-        std::copy_n(text.kv.key(position, 0), k.row_elements(), k.row(row));
-        std::copy_n(text.kv.value(position, 0), v.row_elements(), v.row(row));
+        std::copy_n(text.written.key(position, 0), k.row_elements(), k.row(row));
+        std::copy_n(text.written.value(position, 0), v.row_elements(), v.row(row));
       }
     }
     write_kv(stream, k, v, rows, cache());
@@ -152,6 +176,8 @@ class Bed {
   CacheSetup setup_;
   Tensor keys_;
   Tensor values_;
+  Tensor key_scales_;  // int8 only
+  Tensor value_scales_;
   std::vector<int32_t> free_;
   std::vector<Sequence> sequences_;
 };
@@ -170,6 +196,12 @@ constexpr double kBFloat16Roundoff = 0x1p-8;
 
 class AttentionTest : public OpTest {
  protected:
+  // CUDA devices have no kernels for int8.
+  DType random_dtype() {
+    return on_cuda() ? random.pick({DType::kF32, DType::kBF16})
+                     : random.pick({DType::kF32, DType::kBF16, DType::kI8});
+  }
+
   // CUDA computes these on its tensor cores: queries and weights are rounded to bfloat16, and which
   // products are summed in which order depends on how many rows a step has of the sequence.
   bool on_tensor_cores(const CacheSetup& setup) const {
@@ -183,7 +215,8 @@ class AttentionTest : public OpTest {
   // difference, and 4 units; the weighted sum and the sum of weights see one rounding per key of a
   // stretch, and a few per stretch. On tensor cores, queries and weights are rounded to bfloat16:
   // each product of a score has an error of its own, so that the score has one of their norm (times
-  // 6, for all of a test's scores); weights are as far off as their rounding.
+  // 6, for all of a test's scores); weights are as far off as their rounding. With int8, scaling a
+  // score and a probability and the reference's product of code and scale round twice more.
   void expect_reference(const CacheSetup& setup, const Text& text, const std::vector<float>& out,
                         int64_t begin, int64_t end) {
     for (int64_t position = begin; position < end; ++position) {
@@ -192,15 +225,16 @@ class AttentionTest : public OpTest {
         const reference::AttentionRow expected =
             reference::attention_row(text.queries.data() + at, text.kv, position,
                                      head / setup.group, setup.scale, setup.window);
-        double score_error =
-            static_cast<double>(setup.head_dim + 2) * kUnitRoundoff * expected.score_magnitude;
+        const int more = setup.dtype == DType::kI8 ? 2 : 0;
+        double score_error = static_cast<double>(setup.head_dim + 2 + more) * kUnitRoundoff *
+                             expected.score_magnitude;
         double weight_error = 0;
         if (on_tensor_cores(setup)) {
           score_error += 6 * kBFloat16Roundoff * expected.score_norm;
           weight_error = kBFloat16Roundoff;
         }
         const double keys = static_cast<double>(std::min(expected.num_keys, kSplitKeys)) +
-                            4.0 * static_cast<double>(expected.num_keys / kSplitKeys + 1);
+                            4.0 * static_cast<double>(expected.num_keys / kSplitKeys + 1) + more;
         const double relative = 2 * (2 * score_error + weight_error +
                                      (2 * expected.score_spread + 4 + keys) * kUnitRoundoff);
         for (int64_t d = 0; d < setup.head_dim; ++d) {
@@ -223,12 +257,13 @@ class AttentionTest : public OpTest {
 
   CacheSetup random_setup() {
     CacheSetup setup;
-    setup.dtype = random.pick({DType::kF32, DType::kBF16});
+    setup.dtype = random_dtype();
     setup.kv_heads = random.integer(1, 3);
     setup.group = random.pick<int64_t>({1, 1, 2, 3, 4, 5, 7, 8, 16, 40});
     setup.head_dim = random.pick<int64_t>({8, 16, 24, 32, 40, 64, 128, 256});
     setup.page_tokens = random.pick<int64_t>({8, 16, 32, 64});
-    setup.window = random.pick<int64_t>({0, 0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65});
+    setup.window = random.pick<int64_t>(
+        {0, 0, 0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129});
     setup.scale = random.pick({1.0f, 0.0625f, 0.3f});
     return setup;
   }
@@ -240,9 +275,9 @@ TEST_P(AttentionTest, MatchesReferenceOverMixedBatches) {
     SCOPED_TRACE(describe(setup));
     const int64_t page = setup.page_tokens;
     std::vector<Text> texts;
-    for (const int64_t length :
-         {int64_t{1}, int64_t{2}, page - 1, page, page + 1, random.integer(30, 34),
-          random.integer(63, 66), random.integer(1, 150)}) {
+    for (const int64_t length : {int64_t{1}, int64_t{2}, page - 1, page, page + 1,
+                                 int64_t{kTileKeys - 1}, int64_t{kTileKeys}, int64_t{kTileKeys + 1},
+                                 random.integer(127, 129), random.integer(1, 150)}) {
       texts.push_back(random_text(random, setup, length));
     }
     Bed bed(setup, 200, random);
@@ -266,7 +301,8 @@ TEST_P(AttentionTest, MatchesReferenceOverMixedBatches) {
 }
 
 TEST_P(AttentionTest, WideHeads) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
+    if (on_cuda() && dtype == DType::kI8) continue;  // has no kernels there
     const CacheSetup setup{
         .dtype = dtype, .kv_heads = 2, .group = 8, .head_dim = 512, .window = 40};
     const Text text = random_text(random, setup, 70);
@@ -279,7 +315,8 @@ TEST_P(AttentionTest, WideHeads) {
 
 // Lengths around the stretches that are merged.
 TEST_P(AttentionTest, LongSequences) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
+    if (on_cuda() && dtype == DType::kI8) continue;  // has no kernels there
     for (const int64_t window : {int64_t{0}, kSplitKeys, kSplitKeys + 1, int64_t{1500}}) {
       const CacheSetup setup{.dtype = dtype,
                              .kv_heads = 1,
@@ -331,7 +368,7 @@ TEST_P(AttentionTest, ChunksThreadsAndMatesDoNotChangeABit) {
     }
     // Mates with nothing but NaN, before and behind.
     Text mate = random_text(random, setup, 90);
-    for (std::vector<float>* values : {&mate.queries, &mate.kv.keys, &mate.kv.values}) {
+    for (std::vector<float>* values : {&mate.queries, &mate.written.keys, &mate.written.values}) {
       std::fill(values->begin(), values->end(), kNan);
     }
     Bed bed(setup, 60, random);
@@ -354,7 +391,7 @@ TEST_P(AttentionTest, ChunksThreadsAndMatesDoNotChangeABit) {
 // thread.
 TEST_P(AttentionTest, SplittingKeysDoesNotChangeABit) {
   for (const int64_t window : {int64_t{0}, int64_t{2500}}) {
-    const CacheSetup setup{.dtype = random.pick({DType::kF32, DType::kBF16}),
+    const CacheSetup setup{.dtype = random_dtype(),
                            .kv_heads = 1,
                            .group = 4,
                            .head_dim = 16,
@@ -372,8 +409,10 @@ TEST_P(AttentionTest, SplittingKeysDoesNotChangeABit) {
       bed.step(other, workspace, {{0, last}});
       results.push_back(bits_of(bed.out(0)));
       EXPECT_EQ(results.back(), results.front()) << threads << " threads";
-      // A workspace without room for partial results: no splitting, the same result.
-      Workspace small(size_t{1} << 17, device);
+      // A workspace with room for the threads' scratch, but for few partial results: little or no
+      // splitting, the same result.
+      const int64_t scratch_floats = kTileQueries * (kTileKeys + 3 * 16) + packed_floats(16);
+      Workspace small((threads * sizeof(float) * scratch_floats) + (size_t{24} << 10), device);
       Bed again(setup, 100, random);
       again.add(text);
       again.step(other, small, {{0, length - 1}});
@@ -401,8 +440,8 @@ TEST_P(AttentionTest, WindowEndsExactly) {
     };
     const int64_t row = setup.kv_heads * setup.head_dim;
     const auto disturb = [&](int64_t key, float value) {
-      std::fill_n(text.kv.keys.begin() + key * row, row, value);
-      std::fill_n(text.kv.values.begin() + key * row, row, value);
+      std::fill_n(text.written.keys.begin() + key * row, row, value);
+      std::fill_n(text.written.values.begin() + key * row, row, value);
     };
     const Text original = text;
     for (const int64_t chunk : {int64_t{1}, int64_t{37}, length}) {
@@ -443,10 +482,106 @@ TEST_P(AttentionTest, Rings) {
   }
 }
 
+// Codes and scales as defined, to the bit.
+TEST_P(AttentionTest, Int8RowsAreRoundedAsDefined) {
+  if (on_cuda()) GTEST_SKIP() << "CUDA devices have no kernels for int8";
+  for (const int64_t head_dim : {8, 16, 24, 40, 64, 200, 256}) {
+    const CacheSetup setup{
+        .dtype = DType::kI8, .kv_heads = 2, .head_dim = head_dim, .page_tokens = 8};
+    const int64_t count = 8;
+    const Shape shape{1, setup.kv_heads, setup.page_tokens, head_dim};
+    Tensor keys(DType::kI8, shape), values(DType::kI8, shape);
+    Tensor key_scales(DType::kF32, {1, setup.kv_heads, setup.page_tokens});
+    Tensor value_scales(DType::kF32, key_scales.shape());
+    PaddedTensor k({count, setup.kv_heads, head_dim}, 3), v({count, setup.kv_heads, head_dim}, 1);
+    k.fill_normal(random);
+    v.fill_normal(random, 1e-3f);
+    // Rows of nothing, of next to nothing, of the largest numbers, of halves between two codes, and
+    // rows with elements that are not finite.
+    std::fill_n(k.row(1), k.row_elements(), 0.0f);
+    std::fill_n(k.row(2), k.row_elements(), 0x1p-101f);
+    std::fill_n(k.row(3), k.row_elements(), std::numeric_limits<float>::max());
+    for (int64_t d = 0; d < k.row_elements(); ++d) {
+      k.row(4)[d] = static_cast<float>(d % 255) - 127 + 0.5f * static_cast<float>(d % 2);
+    }
+    k.row(4)[0] = k.row(4)[head_dim] = -127;
+    k.row(5)[random.integer(0, head_dim - 1)] = kNan;
+    k.row(6)[random.integer(0, head_dim - 1)] = -std::numeric_limits<float>::infinity();
+    const std::vector<int32_t> pages = {0};
+    const SequenceRows rows{.num_rows = count, .pages = pages};
+    write_kv(stream, k, v, {&rows, 1}, {keys, values, key_scales, value_scales});
+    const auto check = [&](PaddedTensor& from, const Tensor& codes, const Tensor& scales) {
+      for (int64_t row = 0; row < count; ++row) {
+        for (int64_t head = 0; head < setup.kv_heads; ++head) {
+          const float* x = from.row(row) + head * head_dim;
+          const reference::Int8Row expected = reference::quantise_int8(x, head_dim);
+          const int64_t slot = head * setup.page_tokens + row;
+          const float scale = scales.data<float>()[slot];
+          EXPECT_EQ(std::isnan(scale), std::isnan(expected.scale)) << "row " << row;
+          if (!std::isnan(scale)) EXPECT_EQ(scale, expected.scale) << "row " << row;
+          for (int64_t d = 0; d < head_dim; ++d) {
+            const int8_t code = codes.data<int8_t>()[slot * head_dim + d];
+            ASSERT_EQ(code, expected.codes[d]) << "row " << row << ", element " << d;
+            if (std::isnan(scale)) continue;
+            ASSERT_LE(std::abs(double{x[d]} - double{scale} * code),
+                      reference::int8_error(x, head_dim))
+                << "row " << row << ", element " << d;
+          }
+        }
+      }
+    };
+    check(k, keys, key_scales);
+    check(v, values, value_scales);
+  }
+}
+
+// The distance from attention over the numbers as given is within the bound of paged_kv.h.
+TEST_P(AttentionTest, Int8ErrorIsWithinItsBound) {
+  if (on_cuda()) GTEST_SKIP() << "CUDA devices have no kernels for int8";
+  for (int round = 0; round < 10; ++round) {
+    CacheSetup setup = random_setup();
+    setup.dtype = DType::kI8;
+    SCOPED_TRACE(describe(setup));
+    const int64_t length = random.integer(1, 150);
+    const Text text = random_text(random, setup, length);
+    Bed bed(setup, 20, random);
+    bed.add(text);
+    bed.step(stream, workspace, {{0, length}});
+    for (const int64_t position : {int64_t{0}, length / 2, length - 1}) {
+      for (int64_t head = 0; head < setup.heads(); ++head) {
+        const int64_t at = (position * setup.heads() + head) * setup.head_dim;
+        const float* q = text.queries.data() + at;
+        const int64_t kv_head = head / setup.group;
+        const reference::AttentionRow exact =
+            reference::attention_row(q, text.written, position, kv_head, setup.scale, setup.window);
+        double query_size = 0;
+        for (int64_t d = 0; d < setup.head_dim; ++d) query_size += std::abs(double{q[d]});
+        double score_error = 0, value_error = 0;
+        for (int64_t j = 0; j < exact.num_keys; ++j) {
+          const int64_t key = position + 1 - exact.num_keys + j;
+          score_error =
+              std::max(score_error,
+                       setup.scale * query_size *
+                           reference::int8_error(text.written.key(key, kv_head), setup.head_dim));
+          value_error += exact.weights[j] *
+                         reference::int8_error(text.written.value(key, kv_head), setup.head_dim);
+        }
+        const double growth = std::exp(2 * score_error);
+        // And a part in 10^4 for float32, see expect_reference.
+        for (int64_t d = 0; d < setup.head_dim; ++d) {
+          ASSERT_NEAR(bed.out(0)[at + d], exact.out[d],
+                      ((growth - 1) + 1e-4) * exact.magnitude[d] + growth * value_error)
+              << "position " << position << ", head " << head << ", element " << d;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(AttentionTest, LargeScoresDoNotOverflow) {
   CacheSetup setup{.group = 2, .head_dim = 32};
   Text text = random_text(random, setup, 50);
-  for (float& x : text.kv.keys) x *= 3e3f;
+  for (float& x : text.written.keys) x *= 3e3f;
   Bed bed(setup, 4, random);
   bed.add(text);
   bed.step(stream, workspace, {{0, 50}});

@@ -32,7 +32,9 @@ void expect_same(const LinearInput& actual, const LinearInput& expected) {
   EXPECT_EQ(bytes_of(actual.codes), bytes_of(expected.codes));
   EXPECT_EQ(bytes_of(actual.scales), bytes_of(expected.scales));
   EXPECT_EQ(bytes_of(actual.sums), bytes_of(expected.sums));
-  const bool reads_x = expected.packed.rank() == 0 && expected.codes.rank() == 0;
+  EXPECT_EQ(bytes_of(actual.token_codes), bytes_of(expected.token_codes));
+  const bool reads_x =
+      expected.packed.rank() == 0 && expected.codes.rank() == 0 && expected.token_codes.rank() == 0;
   if (reads_x) EXPECT_EQ(bytes_of(actual.x), bytes_of(expected.x));
 }
 
@@ -43,9 +45,11 @@ class FusedInputTest : public OpTest {
     for (float& w : weight.view().span<float>()) w = random.uniform(-2, 3);
     return weight;
   }
-  ActivationPrecision random_precision() {
-    return random.pick(
-        {ActivationPrecision::kF32, ActivationPrecision::kBF16, ActivationPrecision::kInt8});
+  InputRounding random_rounding() {
+    return {random.pick({ActivationPrecision::kF32, ActivationPrecision::kBF16,
+                         ActivationPrecision::kInt8}),
+            random.pick({Int8Scales{}, Int8Scales{.per_block = true, .per_token = true},
+                         Int8Scales{.per_block = false, .per_token = true}})};
   }
 };
 
@@ -57,10 +61,10 @@ TEST_P(FusedInputTest, NormedInputIsTheInputOfTheNorm) {
       x.fill_normal(random);
       const Tensor weight = random_weight(width);
       const TensorView gains = random.integer(0, 3) > 0 ? weight.view() : TensorView();
-      const ActivationPrecision precision = random_precision();
+      const InputRounding rounding = random_rounding();
       rms_norm(stream, x, gains, 1e-6f, y);
-      expect_same(prepare_normed_input(stream, workspace, x, gains, 1e-6f, precision),
-                  prepare_linear_input(stream, workspace, y, precision));
+      expect_same(prepare_normed_input(stream, workspace, x, gains, 1e-6f, rounding),
+                  prepare_linear_input(stream, workspace, y, rounding));
     }
   }
 }
@@ -74,10 +78,10 @@ TEST_P(FusedInputTest, GatedInputIsTheInputOfTheProduct) {
         PaddedTensor y({tokens, width}, 0);
         gate.fill_normal(random);
         up.fill_normal(random);
-        const ActivationPrecision precision = random_precision();
+        const InputRounding rounding = random_rounding();
         activate_and_multiply(stream, activation, gate, up, y);
-        const LinearInput expected = prepare_linear_input(stream, workspace, y, precision);
-        expect_same(prepare_gated_input(stream, workspace, activation, gate, up, precision),
+        const LinearInput expected = prepare_linear_input(stream, workspace, y, rounding);
+        expect_same(prepare_gated_input(stream, workspace, activation, gate, up, rounding),
                     expected);
       }
     }
@@ -104,7 +108,7 @@ TEST_P(FusedInputTest, BranchesAreAddedAndTheirSumIsPassedOn) {
         std::vector<InputNorm> norms;
         for (size_t i = 0; i < count; ++i) {
           weights.push_back(random_weight(width));
-          norms.push_back({weights.back().view(), 1e-6f, random_precision()});
+          norms.push_back({weights.back().view(), 1e-6f, random_rounding()});
         }
         if (count > 1) norms.back() = norms.front();
         std::vector<LinearInput> inputs(count);
@@ -122,7 +126,7 @@ TEST_P(FusedInputTest, BranchesAreAddedAndTheirSumIsPassedOn) {
           PaddedTensor normed({tokens, width}, 0);
           rms_norm(stream, sum, norms[i].weight, norms[i].epsilon, normed);
           expect_same(inputs[i],
-                      prepare_linear_input(stream, workspace, normed, norms[i].precision));
+                      prepare_linear_input(stream, workspace, normed, norms[i].rounding));
         }
       }
     }
@@ -163,8 +167,8 @@ TEST_P(FusedInputTest, ExpertsAreCombinedWithTheDenseBranch) {
 TEST_P(FusedInputTest, GatheredRowsAreThoseOfTheInput) {
   for (const int64_t tokens : {1, 6}) {
     for (const int64_t width : kWidths) {
-      for (const ActivationPrecision precision :
-           {ActivationPrecision::kF32, ActivationPrecision::kBF16, ActivationPrecision::kInt8}) {
+      for (int trial = 0; trial < 6; ++trial) {
+        const InputRounding rounding = random_rounding();
         Workspace::Scope scope(workspace);
         PaddedTensor x({tokens, width}, 1);
         x.fill_normal(random);
@@ -176,8 +180,8 @@ TEST_P(FusedInputTest, GatheredRowsAreThoseOfTheInput) {
           std::copy_n(x.row(row), width, gathered.row(i));
         }
         expect_same(gather_input(stream, workspace,
-                                 prepare_linear_input(stream, workspace, x, precision), rows),
-                    prepare_linear_input(stream, workspace, gathered, precision));
+                                 prepare_linear_input(stream, workspace, x, rounding), rows),
+                    prepare_linear_input(stream, workspace, gathered, rounding));
       }
     }
   }

@@ -17,8 +17,13 @@ constexpr ActivationPrecision kPrecisions[] = {
 std::vector<int64_t> widths(const QuantFormat& format) {
   if (format.plain()) return {1, 2, 7, 15, 16, 17, 31, 32, 33, 100, 256, 257, 288, 640};
   if (format.block_elements == 32) return {32, 64, 96, 256, 512, 544, 640, 768};
+  if (format.block_elements == 64) return {64, 128, 192, 576, 640, 768};
+  if (format.block_elements == 128) return {128, 256, 384, 640, 1024};
   return {256, 512, 768, 1024};
 }
+
+// Inputs that weights of any format can read.
+constexpr Int8Scales kAllScales{.per_block = true, .per_token = true};
 
 // The largest error of Σ w x relative to Σ |w x|. Blocks are accumulated in runs of 16 columns:
 // each term takes part in at most 16 additions of its run, one per later run, and in the rounding
@@ -50,10 +55,15 @@ constexpr double kHalfStep = 0.5 + 127 * 4 * kUnitRoundoff;
 
 class LinearTest : public OpTest {
  protected:
+  // CUDA kernels read the formats up to this one.
+  int num_formats() const {
+    return on_cuda() ? static_cast<int>(kLastDeviceFormat) + 1 : kNumFormats;
+  }
+
   PaddedTensor multiply(const Weight& w, const TensorView& x, ActivationPrecision precision) {
     PaddedTensor y({x.dim(0), w.rows()}, 3);
     Workspace::Scope scope(workspace);
-    linear(stream, w, prepare_linear_input(stream, workspace, x, precision), y);
+    linear(stream, w, prepare_linear_input(stream, workspace, x, precision, kAllScales), y);
     return y;
   }
 };
@@ -70,7 +80,7 @@ TEST_P(LinearTest, MatchesReferenceAtEverySizeAndPosition) {
   // On a CUDA device up to 16 tokens have the same sums, however many there are.
   const int64_t kTokens = on_cuda() ? 16 : 33;
   constexpr int64_t kRows = 67;
-  for (int id = 0; id < kNumFormats; ++id) {
+  for (int id = 0; id < num_formats(); ++id) {
     const QuantFormat& format = quant_format(static_cast<FormatId>(id));
     for (const int64_t cols : widths(format)) {
       const Weight weight = random_weight(random, format.id, {kRows, cols});
@@ -86,9 +96,9 @@ TEST_P(LinearTest, MatchesReferenceAtEverySizeAndPosition) {
         SCOPED_TRACE(fmt::format("{} × {} columns, precision {}", format.name, cols,
                                  static_cast<int>(precision)));
         Workspace::Scope scope(workspace);
-        const LinearInput input = prepare_linear_input(stream, workspace, x, precision);
+        const LinearInput input = prepare_linear_input(stream, workspace, x, precision, kAllScales);
         const bool int8 = input.precision == ActivationPrecision::kInt8 && !format.plain();
-        const std::vector<double> inputs = reference::rounded_inputs(input, int8);
+        const std::vector<double> inputs = reference::rounded_inputs(input, int8, format);
         PaddedTensor y({kTokens, kRows}, 3);
         linear(stream, w, input, y);
         EXPECT_TRUE(y.gaps_untouched());
@@ -112,7 +122,7 @@ TEST_P(LinearTest, MatchesReferenceAtEverySizeAndPosition) {
               for (int64_t c = 0; c < cols; ++c) {
                 const double weight = expanded[r * cols + c];
                 exact += weight * x.row(t)[c];
-                step += std::fabs(weight) * input.scales.row<float>(t)[c / 32];
+                step += std::fabs(weight) * reference::input_scale(input, format, t, c);
               }
               ASSERT_LE(std::fabs(y.row(t)[r] - exact), bound + kHalfStep * step);
             }
@@ -159,7 +169,7 @@ TEST_P(LinearTest, MatchesReferenceAtEverySizeAndPosition) {
 
 TEST_P(LinearTest, ManyTokensMatchReference) {
   constexpr int64_t kTokens = 131, kRows = 421;
-  for (int id = 0; id < kNumFormats; ++id) {
+  for (int id = 0; id < num_formats(); ++id) {
     const QuantFormat& format = quant_format(static_cast<FormatId>(id));
     const int64_t cols = format.block_elements == 256 ? 512 : random.pick<int64_t>({512, 544, 96});
     const Weight weight = random_weight(random, format.id, {kRows, cols});
@@ -175,7 +185,7 @@ TEST_P(LinearTest, ManyTokensMatchReference) {
         Workspace::Scope scope(workspace);
         const LinearInput input =
             prepare_linear_input(stream, workspace, x.view().rows(0, tokens), precision);
-        const std::vector<double> inputs = reference::rounded_inputs(input, false);
+        const std::vector<double> inputs = reference::rounded_inputs(input, false, format);
         PaddedTensor y({tokens, kRows}, random.integer(0, 4));
         linear(stream, w, input, y);
         EXPECT_TRUE(y.gaps_untouched());
@@ -199,7 +209,7 @@ TEST_P(LinearTest, ExpertsMatchReference) {
   const std::vector<std::vector<int>> cases = {
       {0, 0, 0, 0, 0, 0, 1},  {0, 1, 0, 1, 1, 0, 2},   {0, 0, 0, 19, 0, 0, 0},
       {40, 0, 0, 0, 0, 0, 9}, {0, 5, 0, 130, 2, 3, 0}, {300, 64, 65, 0, 127, 1, 128}};
-  for (int id = 0; id < kNumFormats; ++id) {
+  for (int id = 0; id < num_formats(); ++id) {
     const QuantFormat& format = quant_format(static_cast<FormatId>(id));
     const int64_t cols = format.block_elements == 256 ? 512 : random.pick<int64_t>({256, 352, 96});
     const int64_t rows = random.pick<int64_t>({41, 128, 173});
@@ -217,7 +227,7 @@ TEST_P(LinearTest, ExpertsMatchReference) {
                                  offsets.back(), static_cast<int>(precision)));
         Workspace::Scope scope(workspace);
         const LinearInput input = prepare_linear_input(stream, workspace, x, precision);
-        const std::vector<double> inputs = reference::rounded_inputs(input, false);
+        const std::vector<double> inputs = reference::rounded_inputs(input, false, format);
         PaddedTensor y({offsets.back(), rows}, 3);
         grouped_linear(stream, w, input, offsets, y);
         EXPECT_TRUE(y.gaps_untouched());
@@ -257,8 +267,8 @@ TEST_P(LinearOnCpuTest, DoesNotDependOnThreads) {
           Stream threads_stream(threads_pool);
           Workspace::Scope scope(workspace);
           PaddedTensor y({tokens, kRows}, 1);
-          const LinearInput input =
-              prepare_linear_input(threads_stream, workspace, x.view().rows(0, tokens), precision);
+          const LinearInput input = prepare_linear_input(
+              threads_stream, workspace, x.view().rows(0, tokens), precision, kAllScales);
           linear(threads_stream, w, input, y);
           if (first.empty()) first = y.bits();
           ASSERT_EQ(y.bits(), first) << w.format->name << ", " << threads << " threads";
@@ -283,7 +293,7 @@ TEST_P(LinearOnCpuTest, ExpertsMatchTheirOwnProducts) {
       x.fill_normal(random);
       for (const ActivationPrecision precision : kPrecisions) {
         Workspace::Scope scope(workspace);
-        const LinearInput input = prepare_linear_input(stream, workspace, x, precision);
+        const LinearInput input = prepare_linear_input(stream, workspace, x, precision, kAllScales);
         PaddedTensor y({offsets.back(), kRows}, 3);
         grouped_linear(stream, w, input, offsets, y);
         EXPECT_TRUE(y.gaps_untouched());
@@ -327,8 +337,101 @@ TEST_P(LinearOnCpuTest, RoundsInputsToInt8) {
   EXPECT_EQ(input.scales.row<float>(2)[0], 0.0f);
 }
 
+TEST_P(LinearOnCpuTest, RoundsInputsToInt8PerToken) {
+  PaddedTensor x({40, 96}, 1);
+  x.fill_normal(random, 3);
+  std::fill_n(x.row(0), 96, 0.0f);       // all zero
+  std::fill_n(x.row(1), 96, -2.5f);      // all at the edge
+  std::fill_n(x.row(2), 96, 0x1p-110f);  // too small to matter
+  const LinearInput input =
+      prepare_linear_input(stream, workspace, x, ActivationPrecision::kInt8, kAllScales);
+  const float* scales = input.token_scales.data<float>();
+  for (int64_t t = 0; t < 40; ++t) {
+    const int8_t* codes = input.token_codes.row<int8_t>(t);
+    float peak = 0;
+    for (int64_t c = 0; c < 96; ++c) {
+      peak = std::max(peak, std::fabs(x.row(t)[c]));
+      EXPECT_LE(std::abs(codes[c]), 127);
+      EXPECT_LE(std::fabs(codes[c] * double{scales[t]} - x.row(t)[c]),
+                scales[t] * kHalfStep + 0x1p-100);
+    }
+    if (t != 2) {
+      EXPECT_EQ(scales[t], peak / 127);
+    }
+  }
+  EXPECT_EQ(input.token_codes.row<int8_t>(1)[95], -127);
+  EXPECT_EQ(scales[2], 0.0f);
+}
+
+// Sums of codes are exact, so every kernel gives the same bits: the sum, rounded to float32, times
+// the product of the scales.
+TEST_P(LinearOnCpuTest, ProductsPerTokenAreExactBeforeScaling) {
+  for (const int64_t cols : {32, 64, 96, 160, 704, 4096}) {
+    const Weight w = random_weight(random, FormatId::kW8C, {37, cols});
+    PaddedTensor x({19, cols}, 2);
+    x.fill_normal(random);
+    const LinearInput input =
+        prepare_linear_input(stream, workspace, x, ActivationPrecision::kInt8, kAllScales);
+    for (const Weight& layout : {w, in_panels(w)}) {
+      PaddedTensor y({19, 37}, 3);
+      linear(stream, layout, input, y);
+      for (int64_t t = 0; t < 19; ++t) {
+        for (int64_t r = 0; r < 37; ++r) {
+          const ChannelRow row = read_channel_row(w.row(r));
+          int32_t sum = 0;
+          for (int64_t c = 0; c < cols; ++c) {
+            sum += row.codes[c] * input.token_codes.row<int8_t>(t)[c];
+          }
+          const float scale = input.token_scales.data<float>()[t] * row.scale;
+          ASSERT_EQ(y.row(t)[r], static_cast<float>(sum) * scale) << cols << " " << t << " " << r;
+        }
+      }
+    }
+  }
+}
+
+// The largest sums that rows may have, of both signs.
+TEST_P(LinearOnCpuTest, ProductsPerTokenDoNotOverflow) {
+  constexpr int64_t kCols = 65536;
+  std::vector<int8_t> codes(kCols, -128);
+  Weight w{.format = &quant_format(FormatId::kW8C), .shape = {2, kCols}};
+  std::vector<std::byte> rows(static_cast<size_t>(w.size_bytes()));
+  write_channel_row(1, codes.data(), kCols, rows.data());
+  std::fill(codes.begin(), codes.end(), int8_t{127});
+  write_channel_row(1, codes.data(), kCols, rows.data() + w.row_bytes());
+  w.data = rows.data();
+  for (const float value : {127.0f, -127.0f}) {
+    PaddedTensor x({1, kCols}, 0);
+    std::fill_n(x.row(0), kCols, value);
+    for (const Weight& layout : {w, in_panels(w)}) {
+      const PaddedTensor y = multiply(layout, x, ActivationPrecision::kInt8);
+      EXPECT_EQ(y.row(0)[0], -128 * value * kCols);
+      EXPECT_EQ(y.row(0)[1], 127 * value * kCols);
+    }
+  }
+}
+
+// Inputs without the scales that a format reads are taken as they are.
+TEST_P(LinearOnCpuTest, WeightsWithoutTheirScalesTakeFloat32) {
+  PaddedTensor x({3, 64}, 0);
+  x.fill_normal(random);
+  for (const FormatId id : {FormatId::kW8C, FormatId::kQ4_0}) {
+    const Weight w = random_weight(random, id, {9, 64});
+    const bool per_token = w.format->has_row_header();
+    const LinearInput input =
+        prepare_linear_input(stream, workspace, x, ActivationPrecision::kInt8,
+                             {.per_block = per_token, .per_token = !per_token});
+    PaddedTensor y({3, 9}, 3);
+    linear(stream, w, input, y);
+    EXPECT_EQ(y.bits(), multiply(w, x, ActivationPrecision::kF32).bits());
+  }
+}
+
 TEST_P(LinearTest, NotFiniteInputsSpoilTheirTokenOnly) {
-  const Weight w = on_target(random_weight(random, FormatId::kQ4_0, {9, 64}));
+  const FormatId format =
+      on_cuda() ? FormatId::kQ4_0
+                : random.pick({FormatId::kQ4_0, FormatId::kW4G64Asym, FormatId::kW8C});
+  const Weight w = on_target(random_weight(random, format, {9, 64}));
   for (const float bad : {kNan, std::numeric_limits<float>::infinity()}) {
     for (const ActivationPrecision precision : kPrecisions) {
       PaddedTensor x({3, 64}, 0);

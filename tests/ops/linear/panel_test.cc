@@ -13,12 +13,15 @@ constexpr ActivationPrecision kPrecisions[] = {
     ActivationPrecision::kF32, ActivationPrecision::kBF16, ActivationPrecision::kInt8};
 constexpr int kFirstBlockFormat = static_cast<int>(FormatId::kQ8_0);
 
+// Inputs that weights of any format can read.
+constexpr Int8Scales kAllScales{.per_block = true, .per_token = true};
+
 class PanelTest : public OpTest {
  protected:
   PaddedTensor multiply(const Weight& w, const TensorView& x, ActivationPrecision precision) {
     PaddedTensor y({x.dim(0), w.rows()}, 3);
     Workspace::Scope scope(workspace);
-    linear(stream, w, prepare_linear_input(stream, workspace, x, precision), y);
+    linear(stream, w, prepare_linear_input(stream, workspace, x, precision, kAllScales), y);
     EXPECT_TRUE(y.gaps_untouched());
     return y;
   }
@@ -76,7 +79,7 @@ TEST_P(PanelTest, ExpertsHaveTheBitsOfRows) {
       x.fill_normal(random);
       for (const ActivationPrecision precision : kPrecisions) {
         Workspace::Scope scope(workspace);
-        const LinearInput input = prepare_linear_input(stream, workspace, x, precision);
+        const LinearInput input = prepare_linear_input(stream, workspace, x, precision, kAllScales);
         PaddedTensor expected({offsets.back(), rows}, 3), actual({offsets.back(), rows}, 3);
         grouped_linear(stream, w, input, offsets, expected);
         grouped_linear(stream, panels, input, offsets, actual);
@@ -101,7 +104,8 @@ TEST_P(PanelTest, DoNotDependOnThreads) {
         Workspace::Scope scope(workspace);
         PaddedTensor y({tokens, w.rows()}, 1);
         linear(threads_stream, w,
-               prepare_linear_input(threads_stream, workspace, input, ActivationPrecision::kInt8),
+               prepare_linear_input(threads_stream, workspace, input, ActivationPrecision::kInt8,
+                                    kAllScales),
                y);
         ASSERT_EQ(y.bits(), expected) << w.format->name << ", " << threads << " threads";
       }

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "ops/op_test.h"
+#include "quant/channel_format.h"
+#include "quant/group_format.h"
 #include "quant/panels.h"
 #include "quant/schemes/schemes.h"
 #include "quant/weight.h"
@@ -36,6 +38,14 @@ inline BlockFields block_fields(FormatId id) {
       return {{0, 2}, 16, 176, true};
     case FormatId::kQ6K:
       return {{208}, 0, 208, false};
+    case FormatId::kW4G32Asym:
+    case FormatId::kW4G64Asym:
+    case FormatId::kW4G128Asym:
+      return {{}, 4, static_cast<size_t>(quant_format(id).block_bytes), true};
+    case FormatId::kW4G32AsymF32:
+    case FormatId::kW4G64AsymF32:
+    case FormatId::kW4G128AsymF32:
+      return {{}, 6, static_cast<size_t>(quant_format(id).block_bytes), true};
     default:
       return {{0}, 2, static_cast<size_t>(quant_format(id).block_bytes), false};
   }
@@ -48,13 +58,26 @@ inline Weight random_weight(Random& random, FormatId id, const Shape& shape) {
   w.format = &quant_format(id);
   w.shape = shape;
   const int64_t elements = shape.num_elements();
-  const size_t size = static_cast<size_t>(w.format->row_bytes(elements));
+  const size_t size = static_cast<size_t>(w.size_bytes());
   auto storage = std::make_shared<std::vector<std::byte>>(size + 1);
   std::byte* const data = storage->data() + 1;
   if (w.format->plain()) {
     std::vector<float> values(static_cast<size_t>(elements));
     for (float& x : values) x = random.normal();
     quantize(*w.format, values.data(), elements, data);
+  } else if (const auto groups = as_group_format(*w.format)) {
+    std::vector<uint8_t> codes(static_cast<size_t>(groups->group));
+    for (size_t block = 0; block < size; block += w.format->block_bytes) {
+      for (uint8_t& code : codes) code = static_cast<uint8_t>(random.integer(0, 15));
+      const int zero = groups->asymmetric ? static_cast<int>(random.integer(0, 16)) : 8;
+      write_group(*w.format, {random.normal(0.1f), zero}, codes.data(), data + block);
+    }
+  } else if (id == FormatId::kW8C) {
+    std::vector<int8_t> codes(static_cast<size_t>(w.cols()));
+    for (int64_t row = 0; row < elements / w.cols(); ++row) {
+      for (int8_t& code : codes) code = static_cast<int8_t>(random.integer(-128, 127));
+      write_channel_row(random.normal(0.01f), codes.data(), w.cols(), data + row * w.row_bytes());
+    }
   } else {
     for (size_t i = 0; i < size; ++i) data[i] = static_cast<std::byte>(random.integer(0, 255));
     for (size_t block = 0; block < size; block += w.format->block_bytes) {
