@@ -17,8 +17,9 @@ TensorView Linear::run(StepContext& step, const LinearInput& x) const {
 void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* const> matrices,
              std::span<TensorView> results) {
   const auto follows = [](const Weight& first, int64_t rows, const Weight& next) {
-    return !next.empty() && next.format == first.format && !first.format->panels() &&
-           next.cols() == first.cols() && next.data == first.data + rows * first.row_bytes();
+    return !next.empty() && next.format == first.format && next.cols() == first.cols() &&
+           rows % first.format->panel_rows == 0 &&
+           next.data == first.data + rows * first.row_bytes();
   };
   for (size_t i = 0; i < matrices.size();) {
     if (matrices[i]->empty()) {

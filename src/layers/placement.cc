@@ -1,6 +1,8 @@
 #include "layers/placement.h"
 
 #include "base/error.h"
+#include "quant/cuda/pack_tiles.h"
+#include "quant/device_tiles.h"
 #include "tensor/cuda/device_memory.h"
 
 namespace braid {
@@ -15,50 +17,65 @@ void check_format(const Weight& weight) {
 
 }  // namespace
 
+// Copies a weight of the host, in the layout that the device's kernels like best.
+Weight Placement::upload(const Weight& weight) const {
+  const auto memory = std::make_shared<Buffer>(static_cast<size_t>(weight.size_bytes()), device_);
+  cuda::copy_to_device(memory->data(), weight.data, memory->size_bytes(), device_.index);
+  return pack(weight, memory);
+}
+
+Weight Placement::pack(const Weight& weight, std::shared_ptr<Buffer> memory) const {
+  Weight there = weight;
+  there.data = memory->data();
+  there.owner = std::move(memory);
+  there.device = device_;
+  return cuda::pack_tiles(there);
+}
+
 void Placement::place(Weight& weight) {
   if (weight.empty() || weight.device == device_) return;
   BRAID_CHECK(weight.device.is_cpu(), "a weight on {}", device_name(weight.device));
   check_format(weight);
-  const auto key = std::pair(weight.data, weight.size_bytes());
-  Placed& there = placed_[key];
-  if (there.memory == nullptr) {
-    there.memory = std::make_shared<Buffer>(static_cast<size_t>(key.second), device_);
-    there.host_payload = weight.owner;
-    cuda::copy_to_device(there.memory->data(), weight.data, there.memory->size_bytes(),
-                         device_.index);
-  }
-  weight.data = there.memory->data();
-  weight.owner = there.memory;
-  weight.device = device_;
+  Placed& known = placed_[{weight.data, weight.size_bytes()}];
+  if (known.there.empty()) known = {upload(weight), weight.owner};
+  const Shape shape = weight.shape;
+  weight = known.there;
+  weight.shape = shape;
 }
 
 void Placement::place_joined(std::initializer_list<Weight*> weights) {
   const Weight* first = nullptr;
-  bool alike = true;
-  int64_t size_bytes = 0;
+  bool alike = !device_.is_cpu();
+  int64_t rows = 0;
   for (const Weight* weight : weights) {
     if (weight->empty()) continue;
-    if (!device_.is_cpu()) check_format(*weight);
     if (first == nullptr) first = weight;
     alike = alike && weight->format == first->format && !weight->format->panels() &&
-            weight->shape.rank() == 2 && weight->cols() == first->cols() && weight->device.is_cpu();
-    size_bytes += weight->size_bytes();
+            weight->shape.rank() == 2 && weight->cols() == first->cols() &&
+            weight->device.is_cpu() && weight->rows() % kTileRows == 0;
+    rows += weight->rows();
   }
-  if (first == nullptr || !alike || device_.is_cpu()) {
+  if (!alike || first == nullptr) {
     for (Weight* weight : weights) place(*weight);
     return;
   }
-  const auto memory = std::make_shared<Buffer>(static_cast<size_t>(size_bytes), device_);
+  check_format(*first);
+  Weight joined{.format = first->format, .shape = {rows, first->cols()}};
+  const auto memory = std::make_shared<Buffer>(static_cast<size_t>(joined.size_bytes()), device_);
   int64_t offset = 0;
+  for (const Weight* weight : weights) {
+    if (weight->empty()) continue;
+    cuda::copy_to_device(memory->data() + offset, weight->data,
+                         static_cast<size_t>(weight->size_bytes()), device_.index);
+    offset += weight->size_bytes();
+  }
+  joined = pack(joined, memory);
+  int64_t begin = 0;
   for (Weight* weight : weights) {
     if (weight->empty()) continue;
-    std::byte* const there = memory->data() + offset;
-    cuda::copy_to_device(there, weight->data, static_cast<size_t>(weight->size_bytes()),
-                         device_.index);
-    offset += weight->size_bytes();
-    weight->data = there;
-    weight->owner = memory;
-    weight->device = device_;
+    const int64_t count = weight->rows();
+    *weight = joined.slice_rows(begin, count);
+    begin += count;
   }
 }
 

@@ -34,9 +34,13 @@ class Placement {
  private:
   Device device_;
   struct Placed {
-    std::shared_ptr<Buffer> memory;
+    Weight there;
     std::shared_ptr<const void> host_payload;  // kept, so that nothing else takes its address
   };
+
+  Weight upload(const Weight& weight) const;
+  Weight pack(const Weight& weight, std::shared_ptr<Buffer> memory) const;
+
   std::map<std::pair<const std::byte*, int64_t>, Placed> placed_;  // by the host's payload
 };
 

@@ -42,19 +42,13 @@ void launch(Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block
   BRAID_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
-// Waits until the kernels in front are done and their results can be seen.
+// Waits until the kernels in front are done and their results can be seen. Once all blocks have
+// come so far, the next kernel is launched: it may begin with what does not depend on this one. Not
+// earlier, or a whole chain of kernels that wait would sit on the multiprocessors and leave the one
+// that works unevenly spread over them.
 __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
-#if defined(BRAID_LATE)
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-#endif
-}
-// Lets the next kernel be launched, once all blocks have said so: it may then begin with what does
-// not depend on this one.
-__device__ __forceinline__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900 && !defined(BRAID_LATE)
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }

@@ -36,7 +36,6 @@ __global__ void __launch_bounds__(kThreads)
   const int first_query = blockIdx.y % parts * kQueries;
   const int num_queries = min(kQueries, args.group - first_query);
   const int first_element = (kv_head * args.group + first_query) * head_dim;
-  let_next_start();
   wait_for_inputs();
 
   const DeviceSequence sequence = args.table.sequences[args.table.row_sequences[blockIdx.x]];

@@ -112,7 +112,6 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(shared_bytes);
-  let_next_start();
   // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
   const QueryTile where = args.tiles[blockIdx.x];
   const DeviceSequence sequence = args.table.sequences[where.sequence];

@@ -20,7 +20,6 @@ template <typename T, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     write_kernel(Rows<const float> k, Rows<const float> v, KvTable table, PagedRows<T> keys,
                  PagedRows<T> values, int width, int parts) {
-  let_next_start();
   wait_for_inputs();
   const bool is_key = blockIdx.y == 0;
   const PagedRows<T>& store = is_key ? keys : values;

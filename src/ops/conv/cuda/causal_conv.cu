@@ -21,7 +21,6 @@ template <int kWidth>
 __global__ void __launch_bounds__(kThreads)
     conv_kernel(Rows<const float> x, const float* weight, const DeviceRecurrentRows* sequences,
                 Rows<float> kept_rows, Rows<float> y, int channels) {
-  let_next_start();
   constexpr int kOld = kWidth - 1;
   const int channel = blockIdx.x * kThreads + threadIdx.x;
   float taps[kWidth];

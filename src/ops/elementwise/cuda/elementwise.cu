@@ -14,7 +14,6 @@ template <bool kAligned, typename Op>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(Rows<const float> a, Rows<const float> b, Rows<float> y, int width, int parts,
                    Op op) {
-  let_next_start();
   wait_for_inputs();
   const int row = blockIdx.x / parts;
   const int i = 4 * ((blockIdx.x % parts) * kThreads + threadIdx.x);
@@ -75,7 +74,6 @@ struct AddSigmoidScaled {
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(Rows<const float> x, const int32_t* rows, Rows<float> y, int width, int parts) {
-  let_next_start();
   wait_for_inputs();
   const int row = blockIdx.x / parts;
   const int i = 4 * ((blockIdx.x % parts) * kThreads + threadIdx.x);

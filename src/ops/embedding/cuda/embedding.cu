@@ -10,7 +10,6 @@ template <typename Row>
 __global__ void gather(const uint8_t* table, int64_t row_bytes, int cols, const int32_t* ids,
                        float scale, Rows<float> y) {
   wait_for_inputs();
-  let_next_start();
   const int item = blockIdx.x * blockDim.x + threadIdx.x;
   const Row row(table, row_bytes, ids[blockIdx.y]);
   float* out = y[blockIdx.y];

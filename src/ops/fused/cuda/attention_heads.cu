@@ -91,7 +91,6 @@ template <int kDim, typename T>
 __global__ void __launch_bounds__(kWarps* kWarp)
     heads_kernel(HeadArguments args, PagedRows<T> keys, PagedRows<T> values) {
   __shared__ alignas(16) float scratch[kWarps][kDim];
-  let_next_start();
   wait_for_inputs();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp;

@@ -16,7 +16,6 @@ template <bool kAligned, int kVectors>
 __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
     normed_kernel(Rows<const float> x, const float* weight, float epsilon, int width, int padded,
                   Rows<uint16_t> packed) {
-  let_next_start();
   float4 w[kVectors], v[kVectors];
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
@@ -50,7 +49,6 @@ template <bool kAligned, Activation kActivation>
 __global__ void __launch_bounds__(kGatedThreads)
     gated_kernel(Rows<const float> gate, Rows<const float> up, int width, int padded,
                  Rows<uint16_t> packed) {
-  let_next_start();
   wait_for_inputs();
   const int i = 4 * (blockIdx.x * kGatedThreads + threadIdx.x);
   if (i >= padded) return;

@@ -37,7 +37,6 @@ struct BranchArguments {
 template <bool kNormed, int kInputs, bool kAligned, int kVectors>
 __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
     branch_kernel(const __grid_constant__ BranchArguments args) {
-  let_next_start();
   const auto element = [](int j) { return 4 * (j * blockDim.x + threadIdx.x); };
   const auto weight = [&](const float* weights, int j) {
     return weights != nullptr ? load4<kAligned>(weights, element(j), args.width)
@@ -119,7 +118,6 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
     combine_kernel(const __grid_constant__ CombineArguments args) {
   __shared__ int sorted_places[kMaxChoices];
   __shared__ float sorted_weights[kMaxChoices];
-  let_next_start();
   const auto element = [](int j) { return 4 * (j * blockDim.x + threadIdx.x); };
   float4 dense_w[kVectors], experts_w[kVectors];
 #pragma unroll
@@ -166,7 +164,6 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
 
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(Rows<const uint16_t> from, const int32_t* rows, Rows<uint16_t> to, int padded) {
-  let_next_start();
   wait_for_inputs();
   const int i = 8 * (blockIdx.x * kGatherThreads + threadIdx.x);
   if (i >= padded) return;

@@ -126,7 +126,6 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(DeltaArguments args) {
   const int first_value = blockIdx.x * Block::kBlockRows;
   const int num_values = min(Block::kBlockRows, args.value_dim - first_value);
   const float root = 1 / sqrtf(static_cast<float>(args.key_dim));
-  let_next_start();
   // The table and the state are of earlier steps, or of copies between: they are read ahead.
   const DeviceRecurrentRows rows = args.sequences[blockIdx.z];
   if (rows.num_rows == 0) return wait_for_inputs();
@@ -236,7 +235,6 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(DeltaArguments args) {
 // Logs what the state's kernel must not overwrite while some of its blocks still replay it. Grid:
 // key heads, sequences; a warp a token.
 __global__ void __launch_bounds__(kThreads) log_kernel(DeltaArguments args) {
-  let_next_start();
   wait_for_inputs();
   const DeviceRecurrentRows rows = args.sequences[blockIdx.y];
   if (!rows.logged) return;

@@ -30,7 +30,6 @@ __global__ void __launch_bounds__(kWarps* kWarp) exact_rows(Products p) {
   const int lane = threadIdx.x % kWarp;
   const int row = blockIdx.x * kWarps + threadIdx.x / kWarp;
   wait_for_inputs();
-  let_next_start();
   ExpertTokens tokens{0, 0, p.tokens};
   if (p.experts > 0) {
     tokens = find_tile(p.offsets, p.experts, blockIdx.y, 0);

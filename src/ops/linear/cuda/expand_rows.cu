@@ -15,7 +15,6 @@ __device__ void store4(float* out, const float* v) {
 template <typename Row, typename Out>
 __global__ void expand(const uint8_t* weights, int64_t row_bytes, int cols, int first, Out* out) {
   wait_for_inputs();  // for the readers of the memory that is written
-  let_next_start();
   const int item = blockIdx.x * blockDim.x + threadIdx.x;
   const int unit = item / 4, quad = item % 4, units = cols / kUnitColumns;
   if (unit >= units) return;

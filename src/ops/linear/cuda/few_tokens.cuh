@@ -165,7 +165,6 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 2)
     return first_chunk + (step / kRunChunks * kKWarps + k_warp) * kRunChunks + step % kRunChunks;
   };
 
-  let_next_start();
   const uint8_t* weights = p.weights + block_row * p.row_bytes;
   ExpertTokens tokens{0, 0, p.tokens};
   if (p.experts > 0) {

@@ -63,7 +63,6 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 2)
   const int end_tile = tiles * (static_cast<int>(blockIdx.y) + 1) / plan.splits;
   const auto tile_of = [&](int step) { return first_tile + step * kKWarps + k_warp; };
 
-  let_next_start();
   const uint8_t* matrix = p.weights;
   ExpertTokens tokens{0, 0, p.tokens};
   if (p.experts > 0) {

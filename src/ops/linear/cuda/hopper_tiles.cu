@@ -86,7 +86,6 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     hopper_tiles(const __grid_constant__ Products p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
-  let_next_start();
   const ExpertTokens tokens = find_tile(p.offsets, p.experts, blockIdx.y, kTokens);
   if (tokens.expert < 0) return;
   const int count = tokens.end - tokens.begin;

@@ -16,7 +16,6 @@ constexpr int kFewTokensPerExpert = 8;
 __global__ void round_inputs(Rows<const float> x, int cols, Rows<uint16_t> packed,
                              int packed_cols) {
   wait_for_inputs();
-  let_next_start();
   const int64_t token = blockIdx.y;
   const float* in = x[token];
   const int col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;

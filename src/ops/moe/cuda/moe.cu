@@ -58,7 +58,6 @@ __device__ void route_token(const RouterArguments& args, int64_t token, int lane
 
 template <int kPerLane>
 __global__ void __launch_bounds__(kRouterWarps* kWarp) top_k_kernel(RouterArguments args) {
-  let_next_start();
   wait_for_inputs();
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kRouterWarps + threadIdx.x / kWarp;
   if (token < args.tokens) route_token<kPerLane>(args, token, threadIdx.x % kWarp, nullptr);
@@ -75,7 +74,6 @@ __global__ void __launch_bounds__(kRouteThreads)
   __shared__ unsigned char counts[kWarps][kMaxRouteExperts];
   __shared__ int warp_totals[kWarps];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  let_next_start();
   for (int i = threadIdx.x; i < kWarps * kMaxRouteExperts / 4; i += kRouteThreads) {
     reinterpret_cast<unsigned*>(counts)[i] = 0;
   }
@@ -130,7 +128,6 @@ __global__ void __launch_bounds__(kGroupWarps* kWarp)
   const auto expert_at = [&](int pair) {
     return pair < end ? experts[pair / k][pair % k] : INT32_MAX;
   };
-  let_next_start();
   wait_for_inputs();
   int num_before = 0, num_own = 0;
 #pragma unroll 4
@@ -176,7 +173,6 @@ __global__ void __launch_bounds__(kCombineThreads)
                            Rows<float> out, int k, int width, int parts) {
   __shared__ int sorted_places[kMaxChoices];
   __shared__ float sorted_weights[kMaxChoices];
-  let_next_start();
   wait_for_inputs();
   const int token = blockIdx.x / parts;
   const int i = 4 * ((blockIdx.x % parts) * kCombineThreads + threadIdx.x);

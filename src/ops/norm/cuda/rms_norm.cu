@@ -39,7 +39,6 @@ template <Kind kKind, bool kAligned, int kVectors, bool kWarpPerRow>
 __global__ void __launch_bounds__(kWarpPerRow     ? kWarpRows* kWarp
                                   : kVectors == 1 ? 1024
                                                   : 512) norm_kernel(NormArguments args) {
-  let_next_start();
   const int row_threads = kWarpPerRow ? kWarp : blockDim.x;
   const int thread = kWarpPerRow ? threadIdx.x % kWarp : threadIdx.x;
   const int64_t index =

@@ -8,7 +8,6 @@ constexpr int kThreads = 128;
 
 __global__ void tables_kernel(const int32_t* positions, const float* frequencies, int pairs,
                               int64_t count, Rows<float> cos, Rows<float> sin) {
-  let_next_start();
   wait_for_inputs();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= count) return;
@@ -24,7 +23,6 @@ __global__ void tables_kernel(const int32_t* positions, const float* frequencies
 // A thread turns one pair.
 __global__ void rope_kernel(Rows<float> x, Rows<const float> cos, Rows<const float> sin, int heads,
                             int head_dim, int pairs, int distance, int64_t count) {
-  let_next_start();
   wait_for_inputs();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= count) return;
