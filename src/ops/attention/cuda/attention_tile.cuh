@@ -66,19 +66,33 @@ class AttentionTile {
     return column_warp() * Shape::kWarpDims + tile * 8 + lane() % 4 * 2;
   }
 
-  // query_at(i): where query i is.
+  // query_at(i): where query i is; aligned: all of them to 16 bytes.
   template <typename QueryAt>
-  __device__ void load_queries(int num_queries, const QueryAt& query_at) {
-    constexpr int kPairs = kDim / 2;
-    for (int i = threadIdx.x; i < Shape::kQueries * kPairs; i += kThreads) {
-      const int query = i / kPairs, pair = i % kPairs;
-      __nv_bfloat162 rounded{};
-      if (query < num_queries) {
-        const float* from = query_at(query) + 2 * pair;
-        rounded = __floats2bfloat162_rn(from[0], from[1]);
+  __device__ void load_queries(int num_queries, bool aligned, const QueryAt& query_at) {
+    constexpr int kVectors = kDim / 4;
+    constexpr int kAtOnce = 8;
+    static_assert(Shape::kQueries * kVectors % (kAtOnce * kThreads) == 0);
+    for (int first = 0; first < Shape::kQueries * kVectors; first += kAtOnce * kThreads) {
+      float4 v[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = first + j * kThreads + threadIdx.x, query = i / kVectors;
+        v[j] = {};
+        if (query >= num_queries) continue;
+        const float* from = query_at(query) + i % kVectors * 4;
+        v[j] = aligned ? *reinterpret_cast<const float4*>(from)
+                       : float4{from[0], from[1], from[2], from[3]};
       }
-      *reinterpret_cast<__nv_bfloat162*>(
-          &shared_.queries[wide_place(query, pair / 4) + pair % 4 * 2]) = rounded;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = first + j * kThreads + threadIdx.x;
+        const int query = i / kVectors, vector = i % kVectors;
+        const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v[j].x, v[j].y),
+                                         __floats2bfloat162_rn(v[j].z, v[j].w)};
+        *reinterpret_cast<uint2*>(
+            &shared_.queries[wide_place(query, vector / 2) + vector % 2 * 4]) =
+            *reinterpret_cast<const uint2*>(pairs);
+      }
     }
   }
 

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "ops/attention/cuda/attention_call.h"
 #include "ops/attention/cuda/attention_tile.cuh"
+#include "ops/cuda/row_vectors.cuh"
 
 namespace braid::cuda {
 namespace {
@@ -34,7 +35,8 @@ struct TileArguments {
   KvTable table;
   const QueryTile* tiles;
   int group, window;
-  float scale;  // of scores in powers of 2
+  bool aligned;  // queries, to 16 bytes
+  float scale;   // of scores in powers of 2
   // Of split tiles, each with kv_heads of everything:
   int32_t* arrivals;   // splits that are done; zero between launches
   float* partials;     // [tiles, kv_heads, max_splits, kSplitTileQueries, dim]
@@ -155,7 +157,8 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   commit_copies();
   tile.fetch_values(values.data, begin, sequence.first_position);
   commit_copies();
-  tile.load_queries(num_queries, [&](int query) { return element_of(args.q, query); });
+  tile.load_queries(num_queries, args.aligned,
+                    [&](int query) { return element_of(args.q, query); });
   int row_begin[2], row_end[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -348,6 +351,7 @@ void run(const AttentionCall& call) {
                      .tiles = reinterpret_cast<const QueryTile*>(tiles),
                      .group = call.group(),
                      .window = static_cast<int>(std::min<int64_t>(call.options.window, 1 << 30)),
+                     .aligned = rows_are_aligned(call.q),
                      .scale = call.options.scale * 1.44269504088896340736f};
   if (plan.num_split_tiles > 0) {
     const int stretches = ceil_divide(plan.most_keys, kStretch) + 1;
