@@ -96,19 +96,19 @@ class AttentionTile {
     }
   }
 
-  // Keys outside of `visible` count as zeros: what is in their places may be anything.
+  // Where this thread's key of the tile that begins at `start` is; for put_key(). Keys outside of
+  // `visible` count as zeros: what is in their places may be anything.
   template <typename T>
-  __device__ void find_keys(const PagedRows<T>& store, const int32_t* pages, int num_pages,
-                            int kv_head, int start, const VisibleKeys& visible) {
-    if (threadIdx.x < kKeys) {
-      const int position = start + threadIdx.x;
-      uint32_t offset = kNoKey;
-      if (position >= visible.begin && position < visible.end) {
-        offset = static_cast<uint32_t>(
-            (store.offset(pages, num_pages, position) + store.head_offset(kv_head)) / 8);
-      }
-      shared_.offsets[start / kKeys % 2][threadIdx.x] = offset;
-    }
+  __device__ static uint32_t find_key(const PagedRows<T>& store, const int32_t* pages,
+                                      int num_pages, int kv_head, int start,
+                                      const VisibleKeys& visible) {
+    const int position = start + threadIdx.x;
+    if (threadIdx.x >= kKeys || position < visible.begin || position >= visible.end) return kNoKey;
+    return static_cast<uint32_t>(
+        (store.offset(pages, num_pages, position) + store.head_offset(kv_head)) / 8);
+  }
+  __device__ void put_key(int start, uint32_t offset) {
+    if (threadIdx.x < kKeys) shared_.offsets[start / kKeys % 2][threadIdx.x] = offset;
   }
   // Each begins a copy of the keys or values of the tile's positions in [first, last), which is to
   // be committed.

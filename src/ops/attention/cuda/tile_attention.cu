@@ -147,7 +147,10 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   }
 
   AttentionTile<Shape> tile(shared);
-  tile.find_keys(keys, pages, sequence.num_pages, kv_head, begin, visible);
+  const auto find_key = [&](int start) {
+    return tile.find_key(keys, pages, sequence.num_pages, kv_head, start, visible);
+  };
+  tile.put_key(begin, find_key(begin));
   __syncthreads();
   tile.fetch_keys(keys.data, begin, 0, sequence.first_position);
   tile.fetch_values(values.data, begin, 0, sequence.first_position);
@@ -172,10 +175,11 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     const int next = start + kKeys;
     const bool more = next < end;
     wait_for_copies<1>();
-    __syncthreads();  // keys are there
-    if (more) tile.find_keys(keys, pages, sequence.num_pages, kv_head, next, visible);
+    __syncthreads();                                           // keys are there
+    const uint32_t next_key = more ? find_key(next) : kNoKey;  // arrives meanwhile
     tile.multiply_keys();
     tile.scale_scores(args.scale, start, visible, row_begin, row_end);
+    tile.put_key(next, next_key);
     __syncthreads();  // keys are done with
     if (more) tile.fetch_keys(keys.data, next);
     commit_copies();
