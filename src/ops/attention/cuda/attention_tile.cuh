@@ -70,7 +70,8 @@ class AttentionTile {
   template <typename QueryAt>
   __device__ void load_queries(int num_queries, bool aligned, const QueryAt& query_at) {
     constexpr int kVectors = kDim / 4;
-    constexpr int kAtOnce = 8;
+    constexpr int kThreadVectors = Shape::kQueries * kVectors / kThreads;
+    constexpr int kAtOnce = kThreadVectors < 8 ? kThreadVectors : 8;
     static_assert(Shape::kQueries * kVectors % (kAtOnce * kThreads) == 0);
     for (int first = 0; first < Shape::kQueries * kVectors; first += kAtOnce * kThreads) {
       float4 v[kAtOnce];
