@@ -66,35 +66,50 @@ class AttentionTile {
     return column_warp() * Shape::kWarpDims + tile * 8 + lane() % 4 * 2;
   }
 
-  // query_at(i): where query i is.
+  // query_at(i): where query i is; aligned: all of them to 16 bytes.
   template <typename QueryAt>
-  __device__ void load_queries(int num_queries, const QueryAt& query_at) {
-    constexpr int kPairs = kDim / 2;
-    for (int i = threadIdx.x; i < Shape::kQueries * kPairs; i += kThreads) {
-      const int query = i / kPairs, pair = i % kPairs;
-      __nv_bfloat162 rounded{};
-      if (query < num_queries) {
-        const float* from = query_at(query) + 2 * pair;
-        rounded = __floats2bfloat162_rn(from[0], from[1]);
+  __device__ void load_queries(int num_queries, bool aligned, const QueryAt& query_at) {
+    constexpr int kVectors = kDim / 4;
+    constexpr int kThreadVectors = Shape::kQueries * kVectors / kThreads;
+    constexpr int kAtOnce = kThreadVectors < 8 ? kThreadVectors : 8;
+    static_assert(Shape::kQueries * kVectors % (kAtOnce * kThreads) == 0);
+    for (int first = 0; first < Shape::kQueries * kVectors; first += kAtOnce * kThreads) {
+      float4 v[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = first + j * kThreads + threadIdx.x, query = i / kVectors;
+        v[j] = {};
+        if (query >= num_queries) continue;
+        const float* from = query_at(query) + i % kVectors * 4;
+        v[j] = aligned ? *reinterpret_cast<const float4*>(from)
+                       : float4{from[0], from[1], from[2], from[3]};
       }
-      *reinterpret_cast<__nv_bfloat162*>(
-          &shared_.queries[wide_place(query, pair / 4) + pair % 4 * 2]) = rounded;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = first + j * kThreads + threadIdx.x;
+        const int query = i / kVectors, vector = i % kVectors;
+        const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v[j].x, v[j].y),
+                                         __floats2bfloat162_rn(v[j].z, v[j].w)};
+        *reinterpret_cast<uint2*>(
+            &shared_.queries[wide_place(query, vector / 2) + vector % 2 * 4]) =
+            *reinterpret_cast<const uint2*>(pairs);
+      }
     }
   }
 
-  // Keys outside of `visible` count as zeros: what is in their places may be anything.
+  // Where this thread's key of the tile that begins at `start` is; for put_key(). Keys outside of
+  // `visible` count as zeros: what is in their places may be anything.
   template <typename T>
-  __device__ void find_keys(const PagedRows<T>& store, const int32_t* pages, int num_pages,
-                            int kv_head, int start, const VisibleKeys& visible) {
-    if (threadIdx.x < kKeys) {
-      const int position = start + threadIdx.x;
-      uint32_t offset = kNoKey;
-      if (position >= visible.begin && position < visible.end) {
-        offset = static_cast<uint32_t>(
-            (store.offset(pages, num_pages, position) + store.head_offset(kv_head)) / 8);
-      }
-      shared_.offsets[start / kKeys % 2][threadIdx.x] = offset;
-    }
+  __device__ static uint32_t find_key(const PagedRows<T>& store, const int32_t* pages,
+                                      int num_pages, int kv_head, int start,
+                                      const VisibleKeys& visible) {
+    const int position = start + threadIdx.x;
+    if (threadIdx.x >= kKeys || position < visible.begin || position >= visible.end) return kNoKey;
+    return static_cast<uint32_t>(
+        (store.offset(pages, num_pages, position) + store.head_offset(kv_head)) / 8);
+  }
+  __device__ void put_key(int start, uint32_t offset) {
+    if (threadIdx.x < kKeys) shared_.offsets[start / kKeys % 2][threadIdx.x] = offset;
   }
   // Each begins a copy of the keys or values of the tile's positions in [first, last), which is to
   // be committed.

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "ops/attention/cuda/attention_call.h"
 #include "ops/attention/cuda/attention_tile.cuh"
+#include "ops/cuda/row_vectors.cuh"
 
 namespace braid::cuda {
 namespace {
@@ -34,7 +35,8 @@ struct TileArguments {
   KvTable table;
   const QueryTile* tiles;
   int group, window;
-  float scale;  // of scores in powers of 2
+  bool aligned;  // queries, to 16 bytes
+  float scale;   // of scores in powers of 2
   // Of split tiles, each with kv_heads of everything:
   int32_t* arrivals;   // splits that are done; zero between launches
   float* partials;     // [tiles, kv_heads, max_splits, kSplitTileQueries, dim]
@@ -144,7 +146,10 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   }
 
   AttentionTile<Shape> tile(shared);
-  tile.find_keys(keys, pages, sequence.num_pages, kv_head, begin, visible);
+  const auto find_key = [&](int start) {
+    return tile.find_key(keys, pages, sequence.num_pages, kv_head, start, visible);
+  };
+  tile.put_key(begin, find_key(begin));
   __syncthreads();
   tile.fetch_keys(keys.data, begin, 0, sequence.first_position);
   tile.fetch_values(values.data, begin, 0, sequence.first_position);
@@ -154,7 +159,8 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   commit_copies();
   tile.fetch_values(values.data, begin, sequence.first_position);
   commit_copies();
-  tile.load_queries(num_queries, [&](int query) { return element_of(args.q, query); });
+  tile.load_queries(num_queries, args.aligned,
+                    [&](int query) { return element_of(args.q, query); });
   int row_begin[2], row_end[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -168,10 +174,11 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     const int next = start + kKeys;
     const bool more = next < end;
     wait_for_copies<1>();
-    __syncthreads();  // keys are there
-    if (more) tile.find_keys(keys, pages, sequence.num_pages, kv_head, next, visible);
+    __syncthreads();                                           // keys are there
+    const uint32_t next_key = more ? find_key(next) : kNoKey;  // arrives meanwhile
     tile.multiply_keys();
     tile.scale_scores(args.scale, start, visible, row_begin, row_end);
+    tile.put_key(next, next_key);
     __syncthreads();  // keys are done with
     if (more) tile.fetch_keys(keys.data, next);
     commit_copies();
@@ -347,6 +354,7 @@ void run(const AttentionCall& call) {
                      .tiles = reinterpret_cast<const QueryTile*>(tiles),
                      .group = call.group(),
                      .window = static_cast<int>(std::min<int64_t>(call.options.window, 1 << 30)),
+                     .aligned = rows_are_aligned(call.q),
                      .scale = call.options.scale * 1.44269504088896340736f};
   if (plan.num_split_tiles > 0) {
     const int stretches = ceil_divide(plan.most_keys, kStretch) + 1;

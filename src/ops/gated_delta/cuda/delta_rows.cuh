@@ -43,22 +43,16 @@ struct DeltaArguments {
   }
 };
 
-// e^(rate · softplus(a + dt_bias)) and sigmoid(b); in double precision, as decays multiply up over
-// thousands of tokens.
-__device__ inline float delta_decay(float a, float dt_bias, float rate) {
-  const double x = static_cast<double>(a) + dt_bias;
-  const double softplus = x > 20 ? x : log1p(exp(x));
-  return static_cast<float>(exp(rate * softplus));
+// e^(rate · softplus(a + dt_bias)) and sigmoid(b)
+__device__ __forceinline__ float delta_decay(float a, float dt_bias, float rate) {
+  const float x = a + dt_bias;
+  return expf(rate * (x > 20 ? x : log1pf(expf(x))));
 }
-__device__ inline float delta_beta(float b) {
-  return static_cast<float>(1 / (1 + exp(-static_cast<double>(b))));
-}
+__device__ __forceinline__ float delta_beta(float b) { return 1 / (1 + expf(-b)); }
 
-// factor / √(Σ x² + epsilon) by a warp, for a vector of n elements.
-__device__ inline float l2_scale(const float* x, int n, float epsilon, float factor, int lane) {
-  float sum = 0;
-  for (int i = lane; i < n; i += kWarp) sum = fmaf(x[i], x[i], sum);
-  return factor / sqrtf(warp_sum(sum) + epsilon);
+// factor / √(Σ x² + epsilon)
+__device__ __forceinline__ float l2_scale(float sum_of_squares, float epsilon, float factor) {
+  return factor / sqrtf(sum_of_squares + epsilon);
 }
 
 }  // namespace braid::cuda

@@ -13,7 +13,7 @@ constexpr int kGroupWarps = 8;
 constexpr int kRouteThreads = 1024;
 constexpr int kMaxRouteExperts = 512;
 constexpr int kCombineThreads = 256;
-constexpr int kMaxChoices = 256;
+constexpr int kMaxChoices = kWarp;
 
 struct RouterArguments {
   Rows<const float> logits;
@@ -33,27 +33,26 @@ __device__ void route_token(const RouterArguments& args, int64_t token, int lane
   all.load(logits, args.num_experts, lane);
   int32_t* chosen = args.experts[token];
   float* weights = args.weights[token];
-  float largest = 0, sum = 0;
+  Choice own{};  // of lane i: choice i
+  float largest = 0;
   for (int i = 0; i < args.k; ++i) {
     const Choice choice = all.take_next(lane);
     if (i == 0) largest = choice.logit;
-    if (args.over_chosen) sum += expf(choice.logit - largest);
-    if (lane == 0) {
-      chosen[i] = choice.expert;
-      weights[i] = choice.logit;
-      if (ids != nullptr) ids[i] = choice.expert;
-    }
+    if (i == lane) own = choice;
   }
-  if (!args.over_chosen) {
+  float sum = 0;
+  if (args.over_chosen) {
+    sum = lane < args.k ? expf(own.logit - largest) : 0;
+  } else {
     for (int i = lane; i < args.num_experts; i += kWarp) sum += expf(logits[i] - largest);
-    sum = warp_sum(sum);
   }
-  __syncwarp();
-  for (int i = lane; i < args.k; i += kWarp) {
-    float weight = expf(weights[i] - largest) / sum;
-    if (args.expert_scale != nullptr) weight *= args.expert_scale[chosen[i]];
-    weights[i] = weight;
-  }
+  sum = warp_sum(sum);
+  if (lane >= args.k) return;
+  float weight = expf(own.logit - largest) / sum;
+  if (args.expert_scale != nullptr) weight *= args.expert_scale[own.expert];
+  chosen[lane] = own.expert;
+  weights[lane] = weight;
+  if (ids != nullptr) ids[lane] = own.expert;
 }
 
 template <int kPerLane>
@@ -115,27 +114,41 @@ __global__ void __launch_bounds__(kRouteThreads)
   places[pair] = place;
 }
 
-// A block finds the pairs of one expert, in order: its warps take stretches of the list.
+// Four neighbouring pairs' experts; beyond the end, one that is none.
+template <bool kFlat>
+__device__ __forceinline__ int4 experts_at(Rows<const int32_t> experts, int k, int pair, int end) {
+  if constexpr (kFlat) {
+    return pair < end ? *reinterpret_cast<const int4*>(experts.data + pair)
+                      : int4{INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX};
+  } else {
+    const auto at = [&](int i) { return i < end ? experts[i / k][i % k] : INT32_MAX; };
+    return {at(pair), at(pair + 1), at(pair + 2), at(pair + 3)};
+  }
+}
+
+// A block finds the pairs of one expert, in order: its warps take stretches of the list. kFlat: the
+// rows of experts follow each other, and pairs come by fours.
+template <bool kFlat>
 __global__ void __launch_bounds__(kGroupWarps* kWarp)
     group_kernel(Rows<const int32_t> experts, int k, int num_pairs, int32_t* offsets,
                  int32_t* tokens, int32_t* places) {
+  constexpr int kStep = 4 * kWarp;
   __shared__ int before[kGroupWarps], own[kGroupWarps];
   const int expert = blockIdx.x;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int stretch = ceil_divide(ceil_divide(num_pairs, kGroupWarps), kWarp) * kWarp;
+  const int stretch = ceil_divide(ceil_divide(num_pairs, kGroupWarps), kStep) * kStep;
   const int begin = min(warp * stretch, num_pairs);
   const int end = min(begin + stretch, num_pairs);
-  const auto expert_at = [&](int pair) {
-    return pair < end ? experts[pair / k][pair % k] : INT32_MAX;
-  };
   wait_for_inputs();
   int num_before = 0, num_own = 0;
 #pragma unroll 4
-  for (int first = begin; first < end; first += kWarp) {
-    const int id = expert_at(first + lane);
-    num_before += __popc(__ballot_sync(0xffffffffu, id < expert));
-    num_own += __popc(__ballot_sync(0xffffffffu, id == expert));
+  for (int first = begin; first < end; first += kStep) {
+    const int4 ids = experts_at<kFlat>(experts, k, first + 4 * lane, end);
+    num_before += (ids.x < expert) + (ids.y < expert) + (ids.z < expert) + (ids.w < expert);
+    num_own += (ids.x == expert) + (ids.y == expert) + (ids.z == expert) + (ids.w == expert);
   }
+  num_before = __reduce_add_sync(0xffffffffu, num_before);
+  num_own = __reduce_add_sync(0xffffffffu, num_own);
   if (lane == 0) {
     before[warp] = num_before;
     own[warp] = num_own;
@@ -149,20 +162,29 @@ __global__ void __launch_bounds__(kGroupWarps* kWarp)
   place += total_before;
   if (threadIdx.x == 0) {
     offsets[expert] = total_before;
-    if (expert == gridDim.x - 1) offsets[expert + 1] = num_pairs;
+    if (expert == static_cast<int>(gridDim.x) - 1) offsets[expert + 1] = num_pairs;
   }
   if (num_own == 0) return;
+  const unsigned earlier = (1u << lane) - 1;
 #pragma unroll 4
-  for (int first = begin; first < end; first += kWarp) {
-    const int pair = first + lane;
-    const bool mine = expert_at(pair) == expert;
-    const unsigned all = __ballot_sync(0xffffffffu, mine);
-    if (mine) {
-      const int at = place + __popc(all & ((1u << lane) - 1));
-      tokens[at] = pair / k;
-      places[pair] = at;
+  for (int first = begin; first < end; first += kStep) {
+    const int pair = first + 4 * lane;
+    const int4 ids = experts_at<kFlat>(experts, k, pair, end);
+    const bool mine[4] = {ids.x == expert, ids.y == expert, ids.z == expert, ids.w == expert};
+    if (!__any_sync(0xffffffffu, mine[0] || mine[1] || mine[2] || mine[3])) continue;
+    int at = place;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned all = __ballot_sync(0xffffffffu, mine[i]);
+      at += __popc(all & earlier);
+      place += __popc(all);
     }
-    place += __popc(all);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (!mine[i]) continue;
+      tokens[at] = (pair + i) / k;
+      places[pair + i] = at++;
+    }
   }
 }
 
@@ -178,12 +200,15 @@ __global__ void __launch_bounds__(kCombineThreads)
   const int i = 4 * ((blockIdx.x % parts) * kCombineThreads + threadIdx.x);
   places += static_cast<int64_t>(token) * k;
   // Places ascend with the expert.
-  for (int choice = threadIdx.x; choice < k; choice += kCombineThreads) {
-    const int own = places[choice];
+  if (threadIdx.x < kWarp) {
+    const int choice = threadIdx.x;
+    const int own = choice < k ? places[choice] : INT32_MAX;
     int rank = 0;
-    for (int other = 0; other < k; ++other) rank += places[other] < own;
-    sorted_places[rank] = own;
-    sorted_weights[rank] = weights[token][choice];
+    for (int other = 0; other < k; ++other) rank += __shfl_sync(0xffffffffu, own, other) < own;
+    if (choice < k) {
+      sorted_places[rank] = own;
+      sorted_weights[rank] = weights[token][choice];
+    }
   }
   __syncthreads();
   if (i >= width) return;
@@ -227,7 +252,8 @@ void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& e
     launch(stream, kernel, static_cast<unsigned>(ceil_divide<int64_t>(args.tokens, kRouterWarps)),
            kRouterWarps * kWarp, 0, args);
   };
-  BRAID_CHECK(args.num_experts <= 64 * kWarp, "a router of {} experts", args.num_experts);
+  BRAID_CHECK(args.num_experts <= 64 * kWarp && args.k <= kMaxChoices,
+              "a router of {} of {} experts", args.k, args.num_experts);
   if (args.num_experts <= 4 * kWarp) {
     run(top_k_kernel<4>);
   } else if (args.num_experts <= 16 * kWarp) {
@@ -242,7 +268,9 @@ bool route_to_experts(Stream& stream, const TensorView& logits, const TensorView
                       const TensorView& experts, const TensorView& weights, RouterSoftmax softmax,
                       const ExpertGroups& groups) {
   const RouterArguments args = router_arguments(logits, expert_scale, experts, weights, softmax);
-  if (args.tokens * args.k > kRouteThreads || args.num_experts > kMaxRouteExperts) return false;
+  if (args.k > kMaxChoices || args.tokens * args.k > kRouteThreads ||
+      args.num_experts > kMaxRouteExperts)
+    return false;
   const auto run = [&](auto kernel) {
     launch(stream, kernel, 1, kRouteThreads, 0, args, groups.offsets.data<int32_t>(),
            groups.tokens.data<int32_t>(), groups.places.data<int32_t>());
@@ -258,7 +286,10 @@ bool route_to_experts(Stream& stream, const TensorView& logits, const TensorView
 
 void group_by_expert(Stream& stream, const TensorView& experts, const ExpertGroups& groups) {
   const int num_experts = static_cast<int>(groups.offsets.dim(0)) - 1;
-  launch(stream, group_kernel, static_cast<unsigned>(num_experts), kGroupWarps * kWarp, 0,
+  const bool flat = experts.contiguous() && experts.num_elements() % 4 == 0 &&
+                    reinterpret_cast<uintptr_t>(experts.raw()) % 16 == 0;
+  launch(stream, flat ? group_kernel<true> : group_kernel<false>,
+         static_cast<unsigned>(num_experts), kGroupWarps * kWarp, 0,
          rows_of<const int32_t>(experts), static_cast<int>(experts.dim(1)),
          static_cast<int>(groups.tokens.num_elements()), groups.offsets.data<int32_t>(),
          groups.tokens.data<int32_t>(), groups.places.data<int32_t>());

@@ -52,17 +52,21 @@ class WarpTopK {
     return __uint_as_float(key & kSign ? key ^ kSign : ~key);
   }
   __device__ void find_own_best() {
-    best_ = keys_[0];
+    unsigned best[kPerLane];
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) best[j] = keys_[j];
+#pragma unroll
+    for (int n = kPerLane / 2; n > 0; n /= 2) {
+#pragma unroll
+      for (int j = 0; j < n; ++j) best[j] = max(best[j], best[j + n]);
+    }
+    best_ = best[0];
     best_at_ = 0;
 #pragma unroll
-    for (int j = 1; j < kPerLane; ++j) {
-      if (keys_[j] > best_) {
-        best_ = keys_[j];
-        best_at_ = j;
-      }
-    }
+    for (int j = kPerLane - 1; j >= 0; --j) best_at_ = keys_[j] == best_ ? j : best_at_;
   }
 
+  static_assert((kPerLane & (kPerLane - 1)) == 0);
   unsigned keys_[kPerLane];
   unsigned best_;
   int best_at_;
