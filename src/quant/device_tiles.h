@@ -11,8 +11,8 @@ namespace braid {
 // in the file; the rows of a matrix are filled up to whole panels. A panel holds
 //
 //   its tiles, of 64 columns (4-bit codes) or 32 (8-bit codes), in order, 512 bytes each;
-//   the scales of its groups: [groups][8][2], for rows i and i + 8 of the panel;
-//   the same of zeros, for formats that have them.
+//   the scales of its groups, 2 bytes each: [groups][8][2], for rows i and i + 8 of the panel;
+//   where a tile has two groups: [tiles][8][2 groups][2].
 //
 // Sixteen bytes of a tile belong to row l / 4 and the row 8 further on, and, in each 32 columns, to
 // the eight from l % 4 · 8 on, for l = 0 … 31. 4-bit codes: words for the two rows in the first 32

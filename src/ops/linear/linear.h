@@ -77,7 +77,7 @@ inline LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, co
 //
 // On a CUDA device: under kBF16 the tensor cores multiply, and weights of other formats than
 // float32 are rounded to bfloat16 on the way; under kF32 all is float32. The order of a sum depends
-// on the format and the matrix's size as well, and, from more than 16 tokens on (quantised weights:
+// on the format and the matrix's size as well, and, from more than 8 tokens on (quantised weights:
 // 32, kF32: 64; experts: 8 each on average), on the number of tokens. Weights must lie at a
 // multiple of 16 bytes, as in files or as tiles (quant/device_tiles.h).
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y);

@@ -58,10 +58,13 @@ __global__ void pack(const uint8_t* rows, uint8_t* panels, int matrix_rows, int 
         make_uint4(words[0], words[1], words[2], words[3]);
   }
   uint8_t* const scales = panel + tiles * 512;
+  constexpr bool kTwoGroups = Row::kGroup < kTileCols;
   for (int item = threadIdx.x; item < cols / Row::kGroup * kTileRows; item += blockDim.x) {
-    const uint8_t* row = row_at(item % 16 / 2 + item % 2 * 8);
+    const int row_pair = kTwoGroups ? item / 4 % 8 : item / 2 % 8;
+    const int group = kTwoGroups ? item / 32 * 2 + item / 2 % 2 : item / 16;
+    const uint8_t* row = row_at(row_pair + item % 2 * 8);
     for (int i = 0; i < 2; ++i) {
-      scales[2 * item + i] = row != nullptr ? Row::scale(row, item / 16)[i] : 0;
+      scales[2 * item + i] = row != nullptr ? Row::scale(row, group)[i] : 0;
     }
   }
 }

@@ -64,8 +64,10 @@ void launch_any(Stream& stream, const Products& products) {
 }  // namespace
 
 FewTokensShape few_tokens_shape(Stream& stream, const Products& products, int chunks) {
-  const bool clusters = stream.cuda().overlaps_kernels() && products.experts == 0;
+  const bool clusters = stream.cuda().overlaps_kernels();
   FewTokensShape best{2, {1}};
+  // Many short blocks spend their time on finding out whose they are.
+  if (products.experts > 0) return best;
   int most = 0;
   for (const int row_warps : {1, 2}) {
     const int tiles = ceil_divide(products.rows, 32 * row_warps);
@@ -89,7 +91,7 @@ bool few_tokens_can(const Products& products) {
 }
 
 int most_few_tokens(const Products& products) {
-  return products.format == FormatId::kBF16 ? 16 : 32;
+  return products.format == FormatId::kBF16 ? 8 : 32;
 }
 
 void few_tokens_products(Stream& stream, const Products& products) {

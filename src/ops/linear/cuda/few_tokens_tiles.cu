@@ -22,11 +22,18 @@ struct TileChunk {
   __device__ void load(const uint8_t* panel, int tile, int tiles) {
     const int lane = threadIdx.x % kWarp;
     codes = load_streamed(panel + tile * 512 + lane * 16);
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) {
-      scales[i] = read32_aligned(panel + tiles * 512 +
-                                 (tile * kUnits / Scheme::kGroupUnits + i) * 32 + lane / 4 * 4);
+    const uint8_t* at = panel + tiles * 512 + lane / 4 * 4 * kScales;
+    if constexpr (kScales == 2) {
+      const uint2 both = __ldg(reinterpret_cast<const uint2*>(at + tile * 64));
+      scales[0] = both.x;
+      scales[1] = both.y;
+    } else {
+      scales[0] = read32_aligned(at + tile * kUnits / Scheme::kGroupUnits * 32);
     }
+  }
+  // Keeps what is made of them from being made earlier, and from taking registers until then.
+  __device__ void hold() {
+    asm volatile("" : "+r"(codes.x), "+r"(codes.y), "+r"(codes.z), "+r"(codes.w));
   }
   // Of a unit: the row's weights without their scale, and those of the row 8 further on.
   __device__ void spread(int unit, uint32_t (&low)[4], uint32_t (&high)[4]) const {
@@ -41,9 +48,30 @@ struct TileChunk {
     }
   }
   __device__ float scale(int unit, int half) const {
-    return Scheme::scale(scales[unit / Scheme::kGroupUnits] >> (16 * half) & 0xffff);
+    return Scheme::scale(scales[kScales == 1 ? 0 : unit] >> (16 * half) & 0xffff);
   }
 };
+
+// Adds a unit's products to the sums.
+template <typename Chunk, int kTokenTiles>
+__device__ __forceinline__ void multiply_unit(const Chunk& chunk, int unit,
+                                              const uint4 (&inputs)[kTokenTiles],
+                                              float (&sums)[kTokenTiles][4]) {
+  uint32_t low[4], high[4];
+  chunk.spread(unit, low, high);
+  const float low_scale = chunk.scale(unit, 0), high_scale = chunk.scale(unit, 1);
+#pragma unroll
+  for (int t = 0; t < kTokenTiles; ++t) {
+    const uint4& b = inputs[t];
+    float products[4];
+    multiply(products, low[0], high[0], low[1], high[1], b.x, b.y);
+    multiply_add(products, low[2], high[2], low[3], high[3], b.z, b.w);
+    sums[t][0] = fmaf(low_scale, products[0], sums[t][0]);
+    sums[t][1] = fmaf(low_scale, products[1], sums[t][1]);
+    sums[t][2] = fmaf(high_scale, products[2], sums[t][2]);
+    sums[t][3] = fmaf(high_scale, products[3], sums[t][3]);
+  }
+}
 
 template <FormatId kFormat, int kTokenTiles, int kRowWarps, int kDepth>
 __global__ void __launch_bounds__(kFewWarps* kWarp, 2)
@@ -101,48 +129,34 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 2)
     for (int t = 0; t < kTokenTiles; ++t) {
       x[t] = p.packed + (first_token + min(8 * t + group, count - 1)) * p.packed_stride + quad * 8;
     }
-    using Inputs = uint4[kTokenTiles][Chunk::kUnits];
-    const auto load_inputs = [&](Inputs& to, int step) {
-      const int tile = tile_of(step);
+    // Of a unit, counted through this warp's tiles.
+    const auto load_inputs = [&](uint4(&to)[kTokenTiles], int unit) {
+      const int tile = tile_of(unit / Chunk::kUnits);
       if (tile >= end_tile) return;
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
-#pragma unroll
-        for (int u = 0; u < Chunk::kUnits; ++u) {
-          to[t][u] =
-              *reinterpret_cast<const uint4*>(x[t] + (tile * Chunk::kUnits + u) * kUnitColumns);
-        }
+        to[t] = *reinterpret_cast<const uint4*>(
+            x[t] + (tile * Chunk::kUnits + unit % Chunk::kUnits) * kUnitColumns);
       }
     };
 
     float sums[2][kTokenTiles][4] = {};
-    Inputs inputs[2];
+    uint4 inputs[2][kTokenTiles];
     load_inputs(inputs[0], 0);
     for (int base = 0; tile_of(base) < end_tile; base += kDepth) {
 #pragma unroll
       for (int d = 0; d < kDepth; ++d) {
         const int step = base + d;
         if (tile_of(step) < end_tile) {
-          load_inputs(inputs[(d + 1) % 2], step + 1);
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
+          for (int u = 0; u < Chunk::kUnits; ++u) {
+            constexpr int kUnits = Chunk::kUnits;
+            const uint4(&present)[kTokenTiles] = inputs[(d * kUnits + u) % 2];
+            load_inputs(inputs[(d * kUnits + u + 1) % 2], step * kUnits + u + 1);
 #pragma unroll
-            for (int u = 0; u < Chunk::kUnits; ++u) {
-              uint32_t low[4], high[4];
-              chunks[d][i].spread(u, low, high);
-              const float low_scale = chunks[d][i].scale(u, 0);
-              const float high_scale = chunks[d][i].scale(u, 1);
-#pragma unroll
-              for (int t = 0; t < kTokenTiles; ++t) {
-                const uint4& b = inputs[d % 2][t][u];
-                float unit[4];
-                multiply(unit, low[0], high[0], low[1], high[1], b.x, b.y);
-                multiply_add(unit, low[2], high[2], low[3], high[3], b.z, b.w);
-                sums[i][t][0] = fmaf(low_scale, unit[0], sums[i][t][0]);
-                sums[i][t][1] = fmaf(low_scale, unit[1], sums[i][t][1]);
-                sums[i][t][2] = fmaf(high_scale, unit[2], sums[i][t][2]);
-                sums[i][t][3] = fmaf(high_scale, unit[3], sums[i][t][3]);
-              }
+            for (int i = 0; i < 2; ++i) {
+              chunks[d][i].hold();
+              multiply_unit(chunks[d][i], u, present, sums[i]);
             }
           }
           load_weights(chunks[d], step + kDepth);

@@ -76,9 +76,10 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
   const Products products = make_products(w, x, y);
   const bool exact = products.packed == nullptr || products.format == FormatId::kF32;
-  if (!exact && few_tokens_can(products) && products.tokens <= most_few_tokens(products)) {
+  const bool streams = !exact && few_tokens_can(products);
+  if (streams && products.tokens <= most_few_tokens(products)) {
     few_tokens_products(stream, products);
-  } else if (products.tokens <= (exact ? kFewExactTokens : 16) ||
+  } else if ((!streams && products.tokens <= kFewExactTokens) ||
              !library_products(stream, products)) {
     exact_products(stream, products);
   }

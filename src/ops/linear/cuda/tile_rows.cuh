@@ -92,8 +92,12 @@ struct TileRow {
     } else {
       raw.codes = __ldg(reinterpret_cast<const uint2*>(at + row_ / 8 * 8));
     }
-    raw.scale = read16(panel_ + units / kTileUnits * 512 + unit / Scheme::kGroupUnits * 32 +
-                       row_ % 8 * 4 + row_ / 8 * 2);
+    const uint8_t* scales = panel_ + units / kTileUnits * 512;
+    if constexpr (kTileUnits > Scheme::kGroupUnits) {
+      raw.scale = read16(scales + unit / 2 * 64 + row_ % 8 * 8 + unit % 2 * 4 + row_ / 8 * 2);
+    } else {
+      raw.scale = read16(scales + unit / Scheme::kGroupUnits * 32 + row_ % 8 * 4 + row_ / 8 * 2);
+    }
     return raw;
   }
   static __device__ void expand(const Raw& raw, int, int, float (&v)[8]) {
