@@ -22,6 +22,10 @@ struct LoadOptions {
   std::string dummy_format = "bf16";  // or a recipe, as DummyFormats knows them
   // Where the parameters are to be, and the model so computes.
   Device device;
+  // false: weights are only described, not read.
+  bool read_ahead = true;
+  // How the model is called in reports; empty: by its path.
+  std::string origin;
 };
 
 // A model with what belongs to it. Immutable after loading; shared by engines.
