@@ -401,7 +401,6 @@ class Joiner {
     tensor.file_name = part.parts.front().name == part.name ? "" : part.parts.front().name;
     tensor.file = part.parts.front().file;
     tensor.dtype_name = std::string(format.name);
-    tensor.weight.format = &format;
     tensor.weight.shape = part.matrix.shape;
     for (const StoredTensor& source : part.parts) {
       tensor.stored_bytes += source.stored_bytes;

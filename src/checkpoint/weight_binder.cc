@@ -80,7 +80,7 @@ const StoredTensor* WeightBinder::take(const std::string& name, const Shape* sha
                              shape != nullptr ? to_string(*shape) : "a single element"));
   }
   const bool integers = tensor->dtype_name == "I64" || tensor->dtype_name == "I32";
-  if (kind == Kind::kIntegers ? !integers : weight.format == nullptr) {
+  if (kind == Kind::kIntegers ? !integers : weight.format == nullptr && !tensor->convert) {
     return fault(fmt::format("{}: type {} cannot be read", describe(*tensor), tensor->dtype_name));
   }
   return tensor;
@@ -122,8 +122,8 @@ Tensor WeightBinder::f32(const std::string& name, const Shape& shape, float offs
   }
   const StoredTensor* tensor = take(name, &shape);
   if (tensor == nullptr) return Tensor(DType::kF32, shape);
-  consume(name, shape, tensor->weight.size_bytes());
   const Weight weight = aligned(tensor->payload());
+  consume(name, shape, weight.size_bytes());
   Tensor out(DType::kF32, shape);
   const std::span<float> values = out.view().span<float>();
   if (weight.format->panels() || weight.format->has_row_header()) {

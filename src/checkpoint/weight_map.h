@@ -24,7 +24,7 @@ struct StoredTensor {
   Weight weight;             // format null: a type no kernel reads (integers, ...); the rest is set
   int64_t stored_bytes = 0;  // in the file; 0 if the type's size is unknown
   // Of a matrix that a quantised checkpoint stores in parts: the parts, and how to make the weight
-  // of them, which has no data until then.
+  // of them. Until then `weight` has its shape only, and dtype_name its format.
   std::shared_ptr<const std::vector<StoredTensor>> parts;
   std::function<Weight()> convert;
 

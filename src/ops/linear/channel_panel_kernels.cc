@@ -70,11 +70,15 @@ constexpr int kTilePanels = 1, kTileTokens = 2;
 
 typedef Vi PanelSums[kTilePanels * kStepVectors];
 
-// Columns [first, first + count) of kP panels × kC tokens; adds to sums[token].
+// How far ahead of its work a pass over fresh weights asks for them.
+constexpr int64_t kAheadBytes = 2304;
+
+// Columns [first, first + count) of kP panels × kC tokens; adds to sums[token]. What lies `ahead`
+// bytes further on is asked for.
 template <int kP, int kC>
 [[gnu::noinline]] static void channel_part(const LinearTask& task, const uint8_t* panel,
                                            int64_t first, int64_t count, int64_t token,
-                                           PanelSums* sums) {
+                                           int64_t ahead, PanelSums* sums) {
   constexpr int kR = kP * kStepVectors;
   const int64_t panel_bytes = kPanelRows * task.row_bytes;
   const uint8_t* const weights = panel + kHeaderBytes + kPanelRows * first;
@@ -86,6 +90,8 @@ template <int kP, int kC>
   });
   for (int64_t column = 0; column < count; column += 4) {
     const uint8_t* const at = weights + kPanelRows * column;
+    unroll<0, kP>(
+        BRAID_UNROLLED(p) { __builtin_prefetch(at + p.value * panel_bytes + ahead, 0, 2); });
     DotVector w[kR];
     unroll<0, kR>(BRAID_UNROLLED(r) {
       constexpr int p = r.value / kStepVectors, v = r.value % kStepVectors;
@@ -145,22 +151,26 @@ template <int kP>
     const int64_t count = left < stretch ? left : stretch;
     int64_t t = 0;
     for (; t + kTileTokens <= tokens; t += kTileTokens) {
-      channel_part<kP, kTileTokens>(task, panel, first, count, range.token_begin + t, sums + t);
+      channel_part<kP, kTileTokens>(task, panel, first, count, range.token_begin + t,
+                                    t == 0 ? kAheadBytes : 0, sums + t);
     }
     if constexpr (kTileTokens > 4) {
       if (t + 4 <= tokens) {
-        channel_part<kP, 4>(task, panel, first, count, range.token_begin + t, sums + t);
+        channel_part<kP, 4>(task, panel, first, count, range.token_begin + t,
+                            t == 0 ? kAheadBytes : 0, sums + t);
         t += 4;
       }
     }
     if constexpr (kTileTokens > 2) {
       if (t + 2 <= tokens) {
-        channel_part<kP, 2>(task, panel, first, count, range.token_begin + t, sums + t);
+        channel_part<kP, 2>(task, panel, first, count, range.token_begin + t,
+                            t == 0 ? kAheadBytes : 0, sums + t);
         t += 2;
       }
     }
     if (t < tokens) {
-      channel_part<kP, 1>(task, panel, first, count, range.token_begin + t, sums + t);
+      channel_part<kP, 1>(task, panel, first, count, range.token_begin + t,
+                          t == 0 ? kAheadBytes : 0, sums + t);
     }
   }
   for (int p = 0; p < kP; ++p, row += kPanelRows, panel += kPanelRows * task.row_bytes) {
