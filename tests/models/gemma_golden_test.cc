@@ -3,17 +3,21 @@
 namespace braid {
 namespace {
 
-// tools/goldens/make_gemma.py and make_gguf.py write these.
+// tools/goldens/make_gemma.py, make_gguf.py and make_quantised.py write these.
 
 const GoldenCase kCases[] = {
     {"gemma3", "gemma3/golden.safetensors"},
+    {"gemma3_gptq", "gemma3_gptq/golden.safetensors"},
+    {"gemma3_gptq_order", "gemma3_gptq_order/golden.safetensors"},
     {"gemma3_linear", "gemma3_linear/golden.safetensors"},
     {"gemma3_nested", "gemma3_nested/golden.safetensors"},
+    {"gemma3_w4a16", "gemma3_w4a16/golden.safetensors"},
     {"gemma4_defaults", "gemma4_defaults/golden.safetensors"},
     {"gemma4_dense", "gemma4_dense/golden.safetensors"},
     {"gemma4_e2b", "gemma4_e2b/golden.safetensors"},
     {"gemma4_e4b", "gemma4_e4b/golden.safetensors"},
     {"gemma4_moe", "gemma4_moe/golden.safetensors"},
+    {"gemma4_moe_w4a16", "gemma4_moe_w4a16/golden.safetensors"},
     {"gemma4_nested", "gemma4_nested/golden.safetensors"},
     {"gemma4_sharded", "gemma4_sharded/golden.safetensors"},
     {"gguf/gemma3_f32.gguf", "gemma3/golden.safetensors"},

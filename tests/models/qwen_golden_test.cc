@@ -3,17 +3,19 @@
 namespace braid {
 namespace {
 
-// tools/goldens/make_qwen.py and make_qwen_gguf.py write these.
+// tools/goldens/make_qwen.py, make_qwen_gguf.py and make_quantised.py write these.
 
 const GoldenCase kCases[] = {
     {"qwen3_5", "qwen3_5/golden.safetensors"},
     {"qwen3_5_moe", "qwen3_5_moe/golden.safetensors"},
     {"qwen3_5_moe_split", "qwen3_5_moe_split/golden.safetensors"},
+    {"qwen3_5_moe_w4a16", "qwen3_5_moe_w4a16/golden.safetensors"},
     {"qwen3_5_nested", "qwen3_5_nested/golden.safetensors"},
     {"qwen3_next", "qwen3_next/golden.safetensors"},
     {"qwen3_next_idle_experts", "qwen3_next_idle_experts/golden.safetensors"},
     {"qwen3_next_mixed", "qwen3_next_mixed/golden.safetensors"},
     {"qwen3_next_unnormed", "qwen3_next_unnormed/golden.safetensors"},
+    {"qwen3_next_w8a8", "qwen3_next_w8a8/golden.safetensors"},
     {"gguf/qwen3_5_moe_mtp_q8_0.gguf", "gguf/qwen3_5_moe_mtp_q8_0.golden.safetensors"},
     {"gguf/qwen3_5_moe_split_bf16.gguf", "qwen3_5_moe_split/golden.safetensors"},
     {"gguf/qwen3_5_mtp_bf16.gguf", "qwen3_5_nested/golden.safetensors"},
