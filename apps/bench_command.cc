@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -87,6 +88,17 @@ std::string command_line(const CLI::App& command) {
   return text;
 }
 
+// The storage format that most bytes of a file's tensors are in.
+std::string main_format(const WeightMap& weights) {
+  std::map<std::string_view, int64_t> bytes;
+  for (const auto& [name, tensor] : weights.tensors()) {
+    if (tensor.weight.format != nullptr) bytes[tensor.weight.format->name] += tensor.stored_bytes;
+  }
+  const auto most = std::max_element(
+      bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == bytes.end() ? "weights" : std::string(most->first);
+}
+
 class Bar {
  public:
   BenchProgressFunction function() {
@@ -126,8 +138,9 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
   result.environment = current_environment(command_line(command));
   result.model = loaded.origin();
   result.family = model.family();
-  result.weights = options.device.load_format == "dummy" ? "dummy " + options.device.dummy_format
-                                                         : "of the file";
+  result.weights = options.device.load_format == "dummy"
+                       ? "dummy " + options.device.dummy_storage()
+                       : main_format(loaded.files().weights()) + " of the file";
   result.compute = options.device.compute;
   result.ceilings = ceilings_for(options.output);
   {

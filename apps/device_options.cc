@@ -1,7 +1,11 @@
 #include "apps/device_options.h"
 
+#include "apps/weight_cache.h"
 #include "base/cpu_features.h"
 #include "base/error.h"
+#include "checkpoint/dummy_formats.h"
+#include "engine/demo_models.h"
+#include "quant/panels.h"
 
 namespace braid {
 
@@ -47,6 +51,18 @@ void DeviceOptions::add_to(CLI::App& command) {
                   "Storage of dummy weights: a format (bf16, q4_0, w4g128, w8c, ...), or w4a16 or "
                   "w8a8, which leave embeddings, head and routers in bf16")
       ->capture_default_str();
+  command
+      .add_option("--dummy-layout", dummy_layout,
+                  "Order of dummy weights in block formats: panels (as packed models have it) or "
+                  "rows (as files have it)")
+      ->check(CLI::IsMember({"panels", "rows"}))
+      ->capture_default_str();
+  command
+      .add_option("--weight-cache", weight_cache,
+                  "Where packed copies of models in block formats are kept, for fast later runs: "
+                  "auto (the user's cache folder, if there is room), a folder, or off")
+      ->envname("BRAID_WEIGHT_CACHE")
+      ->capture_default_str();
   command.add_option("--dummy-seed", dummy_seed, "Seed of dummy weights")->capture_default_str();
 }
 
@@ -58,13 +74,24 @@ void DeviceOptions::apply() const {
   if (!isa.empty()) force_isa(parse_isa(isa));
 }
 
-LoadedModel DeviceOptions::load(bool with_tokenizer) const {
+LoadedModel DeviceOptions::load(bool with_tokenizer, bool read_ahead) const {
   LoadOptions options;
+  options.read_ahead = read_ahead;
   options.with_tokenizer = with_tokenizer;
   options.dummy_weights = load_format == "dummy";
-  options.dummy_format = dummy_format;
+  options.dummy_format = dummy_storage();
   options.dummy_seed = dummy_seed;
-  return LoadedModel::load(model, options);
+  if (options.dummy_weights || device != "cpu" || !read_ahead) {
+    return LoadedModel::load(model, options);
+  }
+  options.origin = resolve_model(model).string();
+  return LoadedModel::load(cached_model(model, weight_cache, num_threads), options);
+}
+
+std::string DeviceOptions::dummy_storage() const {
+  if (device != "cpu" || dummy_layout != "panels") return dummy_format;
+  const std::string panels = fmt::format("{}x{}", dummy_format, kPanelRows);
+  return DummyFormats::find(panels) ? panels : dummy_format;
 }
 
 ActivationPrecision DeviceOptions::precision() const {

@@ -22,7 +22,9 @@ struct DeviceOptions {
   std::string kv_dtype = "auto";
   std::string load_format = "auto";
   std::string dummy_format = "bf16";
+  std::string dummy_layout = "panels";
   uint64_t dummy_seed = 0;
+  std::string weight_cache = "auto";
 
   // Adds MODEL and the rest to `command`. `default_model` empty: MODEL is required.
   void add_model(CLI::App& command, const std::string& default_model = "");
@@ -30,8 +32,11 @@ struct DeviceOptions {
 
   // Checks --device, forces --isa. Call before loading.
   void apply() const;
-  LoadedModel load(bool with_tokenizer = true) const;
+  // read_ahead false: weights are described, not used, and no packed copy is made.
+  LoadedModel load(bool with_tokenizer = true, bool read_ahead = true) const;
   ThreadPoolOptions thread_pool() const { return {.num_threads = num_threads, .pin = pin_threads}; }
+  // The storage format of dummy weights: that of panels, unless rows are wanted or it has none.
+  std::string dummy_storage() const;
   // auto: int8 activations for block-quantised weights, float32 for others.
   ActivationPrecision precision() const;
   // auto: float32 for --compute f32, bfloat16 otherwise.

@@ -27,6 +27,7 @@ struct InspectOptions {
   bool json = false;
 };
 
+// Of `model`, or of its draft head, for the same sequences.
 CachePlan make_plan(const InspectOptions& options, const Model& model) {
   const int64_t context = options.context > 0
                               ? options.context
@@ -52,12 +53,20 @@ std::map<std::string, std::pair<int64_t, int64_t>> count_types(const WeightMap& 
   return types;
 }
 
+Json to_json(const LayerInfo& info) {
+  return {{"attention", info.attention},
+          {"feed_forward", info.feed_forward},
+          {"parameters", info.num_parameters},
+          {"bytes_read_per_token", info.bytes_read_per_token}};
+}
+
 Json to_json(const InspectOptions& options, LoadedModel& loaded) {
   const Model& model = loaded.model();
   const LoadReport& report = model.load_report();
   const CachePlan plan = make_plan(options, model);
   Json json;
   json["model"] = loaded.origin();
+  json["packed"] = loaded.files().is_packed();
   json["family"] = model.family();
   json["vocab_size"] = model.vocab_size();
   json["hidden_size"] = model.hidden_size();
@@ -68,17 +77,19 @@ Json to_json(const InspectOptions& options, LoadedModel& loaded) {
                      {"consumed", report.num_consumed},
                      {"ignored", report.num_ignored}};
   for (int64_t i = 0; i < model.num_layers(); ++i) {
-    const LayerInfo info = model.layer_info(i);
-    json["layers"].push_back({{"attention", info.attention},
-                              {"feed_forward", info.feed_forward},
-                              {"parameters", info.num_parameters},
-                              {"bytes_read_per_token", info.bytes_read_per_token}});
+    json["layers"].push_back(to_json(model.layer_info(i)));
+  }
+  if (const Model* head = model.draft_head(); head != nullptr) {
+    json["draft_head"] = to_json(head->layer_info(0));
+    json["draft_head"]["family"] = head->family();
+    json["draft_head"]["cache_bytes_per_token"] = make_plan(options, *head).full_bytes_per_token();
   }
   for (const auto& [type, count] : count_types(loaded.files().weights())) {
     json["types"][type] = {{"tensors", count.first}, {"bytes", count.second}};
   }
   json["cache"] = {{"full_bytes_per_token", plan.full_bytes_per_token()},
                    {"window_bytes_per_token", plan.window_bytes_per_token()},
+                   {"recurrent_bytes_per_sequence", plan.recurrent_bytes_per_sequence()},
                    {"context", plan.options.max_sequence_tokens},
                    {"sequences", plan.options.max_sequences},
                    {"bytes_per_sequence", plan.sequence_bytes(plan.options.max_sequence_tokens)},
@@ -101,25 +112,44 @@ void print_tensors(const WeightMap& weights) {
 
 void print_layers(const Model& model) {
   Table table({"layer", "attention", "feed-forward", "parameters", "read per token"});
-  for (int64_t i = 0; i < model.num_layers(); ++i) {
-    const LayerInfo info = model.layer_info(i);
-    table.add({std::to_string(i), info.attention, info.feed_forward,
+  const auto add = [&](const std::string& label, const LayerInfo& info) {
+    table.add({label, info.attention, info.feed_forward,
                format_count(static_cast<double>(info.num_parameters)),
                format_bytes(static_cast<double>(info.bytes_read_per_token))});
-  }
+  };
+  for (int64_t i = 0; i < model.num_layers(); ++i) add(std::to_string(i), model.layer_info(i));
+  if (model.draft_head() != nullptr) add("mtp head", model.draft_head()->layer_info(0));
   fmt::print("\n{}", table.to_string());
 }
 
-void print_cache(const CachePlan& plan, int64_t weight_bytes) {
+void add_cache_rows(Table& table, const std::string& label, const CachePlan& plan) {
   const CacheOptions& options = plan.options;
-  Table table({"cache", "layers", "kv heads x size", "bytes per token", "per sequence"});
   for (const CacheGroup& group : plan.groups) {
     const int64_t pages = pages_for_tokens(group, options.page_tokens, options.max_sequence_tokens);
-    table.add({group.is_full() ? "all tokens" : fmt::format("last {} tokens", group.window),
-               std::to_string(group.layers.size()),
+    const std::string remembered =
+        group.is_full() ? "all tokens" : fmt::format("last {} tokens", group.window);
+    table.add({label + remembered, std::to_string(group.layers.size()),
                fmt::format("{} x {}", group.num_kv_heads, group.head_dim),
                format_bytes(static_cast<double>(group.bytes_per_token)),
                format_bytes(static_cast<double>(pages * group.page_bytes))});
+  }
+  for (const RecurrentGroup& group : plan.recurrent_groups) {
+    const RecurrentState& shape = group.shape;
+    table.add({label + "state", std::to_string(group.layers.size()),
+               fmt::format("{} x {} x {}, convolution {} x {}", shape.value_heads, shape.key_dim,
+                           shape.value_dim, shape.conv_channels, shape.conv_width),
+               "none", format_bytes(static_cast<double>(group.slot_bytes))});
+  }
+}
+
+void print_cache(const InspectOptions& inspect, const Model& model) {
+  const CachePlan plan = make_plan(inspect, model);
+  const CacheOptions& options = plan.options;
+  const int64_t weight_bytes = model.load_report().weight_bytes;
+  Table table({"cache", "layers", "heads x size", "bytes per token", "per sequence"});
+  add_cache_rows(table, "", plan);
+  if (const Model* head = model.draft_head(); head != nullptr) {
+    add_cache_rows(table, "mtp head, if used: ", make_plan(inspect, *head));
   }
   const int64_t sequence = plan.sequence_bytes(options.max_sequence_tokens);
   fmt::print("\n{}\n", table.to_string());
@@ -132,7 +162,7 @@ void print_cache(const CachePlan& plan, int64_t weight_bytes) {
 
 void run_inspect(const InspectOptions& options) {
   options.device.apply();
-  LoadedModel loaded = options.device.load();
+  LoadedModel loaded = options.device.load(/*with_tokenizer=*/true, /*read_ahead=*/false);
   if (options.json) {
     write_out(to_json(options, loaded).dump(2) + "\n");
     return;
@@ -143,6 +173,7 @@ void run_inspect(const InspectOptions& options) {
   fmt::print("{}: {} layers, hidden size {}, vocabulary {}, context {}\n", model.family(),
              model.num_layers(), model.hidden_size(), model.vocab_size(), model.max_positions());
   fmt::print("{}\n", to_string(report));
+  if (loaded.files().is_packed()) fmt::print("packed: weights in the layout of the kernels\n");
   fmt::print("tokenizer: {}; chat template: {}; stop ids: {}\n",
              loaded.has_tokenizer() ? "yes" : "none", loaded.has_chat_template() ? "yes" : "none",
              fmt::join(loaded.generation().stop_ids, ", "));
@@ -152,7 +183,7 @@ void run_inspect(const InspectOptions& options) {
     types.add({type, std::to_string(count.first), format_bytes(static_cast<double>(count.second))});
   }
   fmt::print("\n{}", types.to_string());
-  print_cache(make_plan(options, model), report.weight_bytes);
+  print_cache(options, model);
   if (options.tensors) print_tensors(loaded.files().weights());
 }
 

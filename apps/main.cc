@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -29,6 +30,8 @@ int report(const CLI::App& app, const CLI::ParseError& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // A file that grows beyond a limit is an error like a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app{"braid: inference for hybrid language models (Gemma 3, Gemma 4)", "braid"};
   app.set_version_flag("--version", BRAID_VERSION);
   app.require_subcommand(1);
@@ -43,6 +46,7 @@ int main(int argc, char** argv) {
   braid::add_logits_command(app);
   braid::add_inspect_command(app);
   braid::add_bench_command(app);
+  braid::add_pack_command(app);
 
   try {
     app.parse(argc, argv);

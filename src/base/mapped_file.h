@@ -30,6 +30,10 @@ class MappedFile {
   size_t size_;
 };
 
+// Has the kernel fetch what is not in memory yet of a mapping and map all its pages at once, rather
+// than one page fault at a time. Waits for that, unless the mapping is larger than the memory.
+void read_ahead(std::span<const std::byte> mapped);
+
 // Reads a whole (small) file. Throws Error naming the path; refuses files above max_bytes.
 std::string read_file(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
 

@@ -43,7 +43,7 @@ struct BenchResult {
   Environment environment;
   std::string model;  // origin, or "ops"
   std::string family;
-  std::string weights;             // "dummy q4_0", "from the file"
+  std::string weights;             // "dummy q4_0x16", "q8_0 of the file"
   std::string compute;             // as --compute
   std::vector<Ceilings> ceilings;  // one for each number of threads
   std::vector<BenchRow> rows;

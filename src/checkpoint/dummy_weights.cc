@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "base/check.h"
 #include "base/thread_pool.h"
 #include "quant/group_format.h"
+#include "quant/panels.h"
 #include "tensor/dtype.h"
 
 namespace braid {
@@ -151,28 +153,73 @@ std::vector<std::byte> make_pool(const QuantFormat& format, int64_t elements, fl
   return pool;
 }
 
-// Pieces of the pool, each begun at a random block (or row). Piece i takes random number i, whoever
-// copies it.
-void fill_from_pool(const std::vector<std::byte>& pool, size_t block_bytes, const Random& random,
-                    const Buffer& to) {
-  const size_t bytes = to.size_bytes();
-  const size_t pool_blocks = pool.size() / block_bytes;
-  const size_t piece_blocks = bytes <= pool.size() ? pool_blocks : (pool_blocks + 1) / 2;
-  const size_t piece_bytes = piece_blocks * block_bytes;
-  const auto copy_pieces = [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      const size_t done = static_cast<size_t>(i) * piece_bytes;
-      const size_t start = random.at(static_cast<uint64_t>(i)) % (pool_blocks - piece_blocks + 1);
-      std::memcpy(to.data() + done, pool.data() + start * block_bytes,
-                  std::min(piece_bytes, bytes - done));
+// The rows of a weight, one after the other: pieces of a pool of blocks, each begun at a random
+// block. Piece i takes random number i, whoever asks for it.
+class Pieces {
+ public:
+  Pieces(const std::vector<std::byte>& pool, size_t block_bytes, const Random& random,
+         size_t total_bytes)
+      : pool_(pool), random_(random), block_bytes_(block_bytes) {
+    pool_blocks_ = pool.size() / block_bytes;
+    piece_blocks_ = total_bytes <= pool.size() ? pool_blocks_ : (pool_blocks_ + 1) / 2;
+  }
+
+  // Bytes [begin, begin + count) of the rows.
+  void copy(size_t begin, size_t count, std::byte* to) const {
+    const size_t piece_bytes = piece_blocks_ * block_bytes_;
+    while (count > 0) {
+      const size_t piece = begin / piece_bytes, skipped = begin % piece_bytes;
+      const size_t start = random_.at(piece) % (pool_blocks_ - piece_blocks_ + 1);
+      const size_t bytes = std::min(count, piece_bytes - skipped);
+      std::memcpy(to, pool_.data() + start * block_bytes_ + skipped, bytes);
+      begin += bytes;
+      to += bytes;
+      count -= bytes;
     }
-  };
-  const auto num_pieces = static_cast<int64_t>((bytes + piece_bytes - 1) / piece_bytes);
-  if (bytes < kParallelBytes) return copy_pieces(0, num_pieces, 0);
-  // Most of the time goes to the pages of fresh memory: let a thread have whole huge ones.
+  }
+
+ private:
+  const std::vector<std::byte>& pool_;
+  const Random& random_;
+  size_t block_bytes_, pool_blocks_, piece_blocks_;
+};
+
+// parallel_for over `total` items of `item_bytes`. Most of the time goes to the pages of fresh
+// memory: a thread gets whole huge ones.
+void for_ranges(int64_t total, size_t item_bytes,
+                const std::function<void(int64_t begin, int64_t end)>& body) {
+  if (static_cast<size_t>(total) * item_bytes < kParallelBytes) return body(0, total);
   ThreadPool threads;
-  threads.parallel_for(num_pieces, static_cast<int64_t>(kParallelBytes / 2 / piece_bytes),
-                       copy_pieces);
+  const auto at_once = static_cast<int64_t>(kParallelBytes / 2 / item_bytes);
+  threads.parallel_for(total, std::max<int64_t>(1, at_once),
+                       [&](int64_t begin, int64_t end, int) { body(begin, end); });
+}
+
+void fill_rows(const Pieces& pieces, int64_t rows, size_t row_bytes, std::byte* to) {
+  for_ranges(rows, row_bytes, [&](int64_t begin, int64_t end) {
+    const auto first = static_cast<size_t>(begin) * row_bytes;
+    pieces.copy(first, static_cast<size_t>(end - begin) * row_bytes, to + first);
+  });
+}
+
+void fill_panels(const Pieces& pieces, const Weight& weight, std::byte* to) {
+  const QuantFormat& rows_format = quant_format(weight.format->id);
+  const auto row_bytes = static_cast<size_t>(weight.row_bytes());
+  const size_t panel_bytes = kPanelRows * row_bytes;
+  const int64_t panels_each = weight.matrix_bytes() / static_cast<int64_t>(panel_bytes);
+  const int64_t matrices = weight.size_bytes() / weight.matrix_bytes();
+  for_ranges(matrices * panels_each, panel_bytes, [&](int64_t begin, int64_t end) {
+    std::vector<std::byte> rows(panel_bytes);
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t in_matrix = panel % panels_each * kPanelRows;
+      const int64_t count = std::min<int64_t>(kPanelRows, weight.rows() - in_matrix);
+      const int64_t first = panel / panels_each * weight.rows() + in_matrix;
+      pieces.copy(static_cast<size_t>(first) * row_bytes, static_cast<size_t>(count) * row_bytes,
+                  rows.data());
+      pack_panels(rows_format, rows.data(), count, weight.cols(),
+                  to + static_cast<size_t>(panel) * panel_bytes);
+    }
+  });
 }
 
 }  // namespace
@@ -188,19 +235,27 @@ Weight make_dummy_weight(uint64_t seed, std::string_view name, const Shape& shap
             static_cast<const std::byte*>(vector->view().raw()), vector};
   }
   const int64_t cols = shape.dim(-1);
-  const QuantFormat& fitting = fitting_format(format, cols);
+  const QuantFormat& fitting = fitting_format(quant_format(format.id), cols);
   const float deviation = 1 / std::sqrt(static_cast<float>(cols));
+  const auto row_bytes = static_cast<size_t>(fitting.row_bytes(cols));
+  // Of whole rows if these have headers, else of blocks.
+  const bool whole_rows = fitting.has_row_header();
+  const int64_t pool_rows = std::min(std::max(kPoolElements / cols, kPoolRows), elements / cols);
+  const int64_t pool_elements =
+      std::min(elements, kPoolElements) / fitting.block_elements * fitting.block_elements;
+  const std::vector<std::byte> pool =
+      whole_rows ? make_row_pool(fitting, pool_rows, cols, deviation, random)
+                 : make_pool(fitting, pool_elements, deviation, random);
+  const Pieces pieces(pool, whole_rows ? row_bytes : static_cast<size_t>(fitting.block_bytes),
+                      random, static_cast<size_t>(elements / cols) * row_bytes);
+
   Weight weight{.format = &fitting, .shape = shape};
+  if (format.panels() && !fitting.plain()) weight.format = panel_format(fitting);
   const auto buffer = std::make_shared<Buffer>(static_cast<size_t>(weight.size_bytes()), Device{});
-  if (fitting.has_row_header()) {
-    const int64_t rows = std::min(std::max(kPoolElements / cols, kPoolRows), elements / cols);
-    fill_from_pool(make_row_pool(fitting, rows, cols, deviation, random),
-                   static_cast<size_t>(weight.row_bytes()), random, *buffer);
+  if (weight.format->panels()) {
+    fill_panels(pieces, weight, buffer->data());
   } else {
-    const int64_t pool_elements =
-        std::min(elements, kPoolElements) / fitting.block_elements * fitting.block_elements;
-    fill_from_pool(make_pool(fitting, pool_elements, deviation, random),
-                   static_cast<size_t>(fitting.block_bytes), random, *buffer);
+    fill_rows(pieces, elements / cols, row_bytes, buffer->data());
   }
   weight.data = buffer->data();
   weight.owner = buffer;

@@ -11,7 +11,7 @@ namespace braid {
 // A weight of made-up values, about N(0, 1/cols), the same for the same seed and name. Fast enough
 // for tens of gigabytes: the memory is filled from a small pool of random blocks. Where the blocks
 // of `format` do not divide a row, a format of smaller blocks is taken: that of GGUF tools, or of
-// smaller groups.
+// smaller groups. `format` may be one of panels (quant/panels.h): the same values in that layout.
 Weight make_dummy_weight(uint64_t seed, std::string_view name, const Shape& shape,
                          const QuantFormat& format);
 

@@ -279,7 +279,10 @@ GgufFile GgufFile::parse(std::span<const std::byte> bytes, const std::shared_ptr
   // The least a tensor takes: lengths and counts with an empty name; a metadata entry likewise.
   const uint64_t num_tensors = cursor.read_count("number of tensors", 8 + 4 + 4 + 8);
   const uint64_t num_entries = cursor.read_count("number of metadata entries", 8 + 4 + 1);
+  const size_t metadata_begin = cursor.offset();
   read_metadata(cursor, num_entries, file.metadata);
+  file.metadata_bytes = bytes.subspan(metadata_begin, cursor.offset() - metadata_begin);
+  file.owner = owner;
   const int64_t alignment = alignment_of(file.metadata);
 
   std::vector<TensorInfo> infos;

@@ -55,6 +55,8 @@ struct GgufFile {
   GgufMetadata metadata;  // of a split set: of its first part
   std::vector<StoredTensor> tensors;
   uint32_t version = 0;
+  std::span<const std::byte> metadata_bytes;  // the key-value section as it stands in the file
+  std::shared_ptr<const void> owner;          // keeps them alive
 
   // Every byte string ends in success or one Error that names file, field and byte offset. Memory
   // stays below a small multiple of the file's size.

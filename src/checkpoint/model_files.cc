@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
+#include "checkpoint/pack_file.h"
 #include "checkpoint/printable.h"
 #include "checkpoint/quantized_tensors.h"
 #include "checkpoint/safetensors.h"
@@ -132,7 +133,9 @@ ModelFiles ModelFiles::open(const fs::path& path, bool with_weights) {
   }
   ModelFiles files;
   files.origin_ = path.string();
-  if (fs::is_directory(status)) {
+  if (fs::is_directory(status) && is_present(path / kPackFileName)) {
+    files.open_pack(path, with_weights);
+  } else if (fs::is_directory(status)) {
     files.open_folder(path, with_weights);
   } else if (fs::is_regular_file(status) && (path.extension() == ".gguf" || has_gguf_magic(path))) {
     files.open_gguf(path, with_weights);
@@ -160,13 +163,36 @@ void ModelFiles::open_folder(const fs::path& folder, bool with_weights) {
   if (quantization) join_quantized_tensors(weights_, *quantization);
 }
 
-void ModelFiles::open_gguf(const fs::path& path, bool with_weights) {
-  gguf_ = GgufFile::open(path);
+void ModelFiles::open_pack(const fs::path& folder, bool with_weights) {
+  packed_ = true;
+  if (is_present(folder / kPackMetadataName)) {
+    const fs::path path = folder / kPackMetadataName;
+    const std::shared_ptr<const MappedFile> file = MappedFile::open(path);
+    // Not opened as a set of files, which its metadata may still speak of.
+    use_gguf(std::make_shared<const GgufFile>(GgufFile::parse(file->bytes(), file, path.string())));
+  } else {
+    open_folder(folder, false);
+  }
+  if (!with_weights) return;
+  PackFile pack = PackFile::open(folder / kPackFileName);
+  packed_bytes_ = pack.bytes;
+  weights_.set_origin(folder.string());
+  for (PackFile::Entry& entry : pack.entries) weights_.add(std::move(entry.tensor));
+}
+
+void ModelFiles::read_ahead() const { braid::read_ahead(packed_bytes_); }
+
+void ModelFiles::use_gguf(std::shared_ptr<const GgufFile> gguf) {
+  gguf_ = std::move(gguf);
   const GgufMetadata& metadata = gguf_->metadata;
   model_type_ = metadata.string("general.architecture");
   note_foreign_keys(metadata, model_type_);
   generation_ = read_generation_defaults(metadata);
   chat_template_ = metadata.find_string("tokenizer.chat_template");
+}
+
+void ModelFiles::open_gguf(const fs::path& path, bool with_weights) {
+  use_gguf(GgufFile::open(path));
   weights_.set_origin(path.string());
   if (!with_weights) return;
   for (const StoredTensor& tensor : gguf_->tensors) weights_.add(tensor);

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "checkpoint/config_reader.h"
@@ -12,11 +14,17 @@
 
 namespace braid {
 
+// Files of a Hugging Face folder that are read beside the weights.
+inline constexpr std::array kFolderTextFiles = {"config.json",         "generation_config.json",
+                                                "tokenizer.json",      "tokenizer_config.json",
+                                                "chat_template.jinja", "chat_template.json"};
+
 // Everything a model folder or GGUF file holds, opened and checked but not interpreted.
 class ModelFiles {
  public:
-  // `path`: a Hugging Face folder or a .gguf file (of a split set: any part). A folder needs
-  // config.json and, unless with_weights is false, safetensors weights; all else is optional.
+  // `path`: a Hugging Face folder, a .gguf file (of a split set: any part) or a folder that
+  // pack_model() wrote from either. A folder needs config.json (packed from GGUF: metadata.gguf)
+  // and, unless with_weights is false, weights; all else is optional.
   // Throws Error naming the file and what is wrong.
   static ModelFiles open(const std::filesystem::path& path, bool with_weights = true);
 
@@ -28,6 +36,12 @@ class ModelFiles {
   const ConfigReader& text_config() const { return *text_config_; }
   // GGUF files.
   const GgufMetadata& gguf() const { return gguf_->metadata; }
+  const GgufFile& gguf_file() const { return *gguf_; }
+  // Whether the weights come from a pack (checkpoint/pack_file.h).
+  bool is_packed() const { return packed_; }
+  // Has the weights of a pack brought into memory, before they are needed page by page. Call while
+  // weights() are those read.
+  void read_ahead() const;
   // Of the text decoder: "gemma4_text" (model_type of text_config or config.json) or "gemma4" (GGUF
   // general.architecture).
   const std::string& model_type() const { return model_type_; }
@@ -44,9 +58,13 @@ class ModelFiles {
  private:
   void open_folder(const std::filesystem::path& folder, bool with_weights);
   void open_gguf(const std::filesystem::path& path, bool with_weights);
+  void use_gguf(std::shared_ptr<const GgufFile> gguf);
+  void open_pack(const std::filesystem::path& folder, bool with_weights);
 
   std::string origin_;
   std::string model_type_;
+  bool packed_ = false;
+  std::span<const std::byte> packed_bytes_;  // the weights' file
   std::shared_ptr<const ConfigReader> config_, text_config_;
   std::shared_ptr<const GgufFile> gguf_;
   WeightMap weights_;

@@ -8,13 +8,14 @@
 #include "engine/end_of_turn.h"
 #include "engine/model_tokenizer.h"
 #include "models/registry.h"
+#include "quant/panels.h"
 
 namespace braid {
 
 LoadedModel LoadedModel::load(std::string_view model, const LoadOptions& options) {
   const std::filesystem::path path = resolve_model(model);
   LoadedModel loaded;
-  loaded.origin_ = path.string();
+  loaded.origin_ = options.origin.empty() ? path.string() : options.origin;
   loaded.files_ = std::make_unique<ModelFiles>(ModelFiles::open(path, !options.dummy_weights));
   ModelFiles& files = *loaded.files_;
   if (options.dummy_weights) {
@@ -28,6 +29,7 @@ LoadedModel LoadedModel::load(std::string_view model, const LoadOptions& options
     files.weights() = WeightMap::dummy(options.dummy_seed, *formats);
     files.weights().set_origin(loaded.origin_);
   }
+  if (options.read_ahead && !options.dummy_weights) files.read_ahead();
   loaded.model_ = load_model(files);
   loaded.generation_ = files.generation();
   if (options.with_tokenizer) loaded.load_texts();

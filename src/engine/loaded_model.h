@@ -20,6 +20,10 @@ struct LoadOptions {
   bool dummy_weights = false;
   uint64_t dummy_seed = 0;
   std::string dummy_format = "bf16";  // or a recipe, as DummyFormats knows them
+  // false: weights are only described, not read.
+  bool read_ahead = true;
+  // How the model is called in reports; empty: by its path.
+  std::string origin;
 };
 
 // A model with what belongs to it. Immutable after loading; shared by engines.

@@ -7,7 +7,10 @@ namespace braid {
 
 std::unique_ptr<Tokenizer> load_tokenizer(const ModelFiles& files) {
   if (files.is_gguf()) {
-    return files.gguf().has("tokenizer.ggml.model") ? load_gguf_tokenizer(files.gguf()) : nullptr;
+    const std::string model = files.gguf().find_string("tokenizer.ggml.model").value_or("none");
+    // Files without one may say so.
+    if (model == "none" || model == "no_vocab") return nullptr;
+    return load_gguf_tokenizer(files.gguf());
   }
   if (!files.tokenizer_json()) return nullptr;
   return make_tokenizer_from_json(*files.tokenizer_json(),

@@ -3,8 +3,6 @@
 
 import json
 import os
-import shutil
-import tempfile
 import unittest
 import xml.etree.ElementTree
 
@@ -17,10 +15,6 @@ QUICK = ("--load-format", "dummy", "--dummy-format", "q8_0", "--repetitions", "2
 class BenchTest(CliCase):
     @classmethod
     def setUpClass(cls):
-        # One cache folder: ceilings are measured once.
-        cls.cache = tempfile.mkdtemp(prefix="braid_cache_")
-        cls.addClassCleanup(shutil.rmtree, cls.cache, True)
-        os.environ["XDG_CACHE_HOME"] = cls.cache
         os.environ["BRAID_ISA"] = "portable"
 
     def bench(self, *arguments):
@@ -44,7 +38,10 @@ class BenchTest(CliCase):
         self.assertEqual([c["threads"] for c in result["ceilings"]], [1, 2])
         self.assertEqual(result["environment"]["isa"], "portable")
         self.assertIn("--prompt 8,12", result["environment"]["command"])
-        self.assertEqual(result["weights"], "dummy q8_0")
+        self.assertEqual(result["weights"], "dummy q8_0x16")
+        rows = self.bench("--prompt", "8", "--generate", "0", "--threads", "1",
+                          "--dummy-layout", "rows")
+        self.assertEqual(rows["weights"], "dummy q8_0")
         # The second run takes the ceilings of the first.
         again = self.bench("--prompt", "8", "--generate", "0", "--threads", "2")
         self.assertEqual(again["ceilings"], result["ceilings"][1:])

@@ -1,5 +1,6 @@
 """Runs the built `braid` program and checks what a user would see. Standard library only."""
 
+import atexit
 import json
 import os
 import shutil
@@ -14,6 +15,12 @@ MODELS = os.path.join(SOURCE, "tests", "data", "models")
 TOKENIZERS = os.path.join(SOURCE, "tests", "data", "tokenizer")
 TINY_GGUF = os.path.join(MODELS, "gguf", "gemma4_moe_bf16.gguf")  # with a toy tokenizer
 DEMO = "demo:gemma4-dense"
+
+
+# Nothing of the user's is read or left behind.
+CACHE = tempfile.mkdtemp(prefix="braid_cache_")
+atexit.register(shutil.rmtree, CACHE, True)
+os.environ["XDG_CACHE_HOME"] = CACHE
 
 
 class CliCase(unittest.TestCase):

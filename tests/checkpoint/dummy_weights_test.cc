@@ -80,6 +80,30 @@ TEST(DummyWeights, LargeOnesAreTheSameEachTimeAndDoNotRepeat) {
   }
 }
 
+TEST(DummyWeights, PanelsHoldTheValuesOfRows) {
+  const uint64_t seed = testing::fresh_seed();
+  SCOPED_TRACE(seed);
+  for (const Shape& shape : {Shape{40, 256}, Shape{3, 17, 64}, Shape{9000, 1024}}) {
+    for (const FormatId id : {FormatId::kQ4_0, FormatId::kQ6K}) {
+      const QuantFormat& format = quant_format(id);
+      const Weight rows = make_dummy_weight(seed, "w", shape, format);
+      const Weight panels = make_dummy_weight(seed, "w", shape, *panel_format(format));
+      SCOPED_TRACE(to_string(shape) + " " + std::string(rows.format->name));
+      ASSERT_EQ(panels.format, panel_format(*rows.format));
+      const auto row_bytes = static_cast<size_t>(rows.row_bytes());
+      std::vector<std::byte> row(row_bytes);
+      for (int64_t r = 0; r < shape.num_elements() / rows.cols(); ++r) {
+        copy_row(panels, r, row.data());
+        ASSERT_EQ(0, std::memcmp(row.data(), rows.data + r * rows.row_bytes(), row_bytes)) << r;
+      }
+    }
+  }
+  // Plain elements have no panels.
+  EXPECT_EQ(make_dummy_weight(seed, "w", {16, 33}, *panel_format(quant_format(FormatId::kQ4_0)))
+                .format->id,
+            FormatId::kF16);
+}
+
 TEST(DummyWeights, RowsThatBlocksDoNotDivideFallBack) {
   const auto format_of = [](FormatId asked, int64_t cols) {
     return make_dummy_weight(1, "w", {3, cols}, quant_format(asked)).format->id;

@@ -5,8 +5,10 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
+#include "checkpoint/gguf_builder.h"
 #include "engine/demo_models.h"
 #include "engine/end_of_turn.h"
+#include "engine/model_tokenizer.h"
 #include "engine/tiny_model.h"
 
 namespace braid {
@@ -106,6 +108,15 @@ TEST(LoadedModelTest, GgufMetadataNameStopIds) {
     const LoadedModel model = LoadedModel::load(model_path(name).string());
     ASSERT_TRUE(model.tokenizer().eos_id()) << name;
     EXPECT_THAT(model.generation().stop_ids, ::testing::Contains(*model.tokenizer().eos_id()));
+  }
+}
+
+TEST(LoadedModelTest, GgufFilesMaySayThatTheyHaveNoTokenizer) {
+  for (const char* name : {"none", "no_vocab"}) {
+    TempFolder folder;
+    testing::GgufBuilder gguf;
+    gguf.add("general.architecture", "x").add("tokenizer.ggml.model", name);
+    EXPECT_EQ(load_tokenizer(ModelFiles::open(folder.write("model.gguf", gguf.build()))), nullptr);
   }
 }
 
