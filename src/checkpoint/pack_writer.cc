@@ -169,16 +169,21 @@ std::vector<PackFile::Entry> plan(const WeightMap& weights) {
   for (const auto& [name, tensor] : weights.tensors()) {
     PackFile::Entry& entry = entries.emplace_back();
     entry.tensor = tensor;
-    entry.tensor.parts = nullptr;
-    entry.tensor.convert = nullptr;
     Weight& weight = entry.tensor.weight;
-    weight.format = target_format(tensor, weights);
+    if (tensor.convert) {
+      // Made of parts, which have no format until then; its data are made again when written.
+      weight = tensor.payload();
+      weight.owner = nullptr;
+      entry.tensor.parts = nullptr;
+      entry.tensor.convert = nullptr;
+    }
+    weight.format = target_format(entry.tensor, weights);
     if (weight.format != nullptr) entry.tensor.stored_bytes = weight.size_bytes();
     if (weight.format != nullptr && weight.format->panels()) {
       entry.tensor.dtype_name = weight.format->name;
     }
     // A type of unknown size, which no model can use.
-    if (weight.data == nullptr && !tensor.convert) entry.tensor.stored_bytes = 0;
+    if (weight.data == nullptr) entry.tensor.stored_bytes = 0;
   }
   return entries;
 }
@@ -350,10 +355,10 @@ void refuse_existing(const fs::path& out) {
 
 PackSize packed_size(const ModelFiles& files) {
   PackSize size;
-  for (const PackFile::Entry& entry : plan(files.weights())) {
-    const QuantFormat* format = entry.tensor.weight.format;
+  for (const auto& [name, tensor] : files.weights().tensors()) {
+    size.bytes += tensor.stored_bytes;
+    const QuantFormat* format = target_format(tensor, files.weights());
     if (format != nullptr && format->panels()) ++size.num_panels;
-    size.bytes += entry.tensor.stored_bytes;
   }
   return size;
 }

@@ -23,8 +23,9 @@ struct PackResult {
 };
 
 struct PackSize {
-  int64_t num_panels = 0;  // tensors that would be rearranged; 0: an unpacked model runs as well
-  int64_t bytes = 0;       // of all data
+  // Tensors that would be rearranged, but for those that are made of parts.
+  int64_t num_panels = 0;
+  int64_t bytes = 0;  // of all data, without filling
 };
 // What packing would write.
 PackSize packed_size(const ModelFiles& files);
