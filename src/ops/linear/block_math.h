@@ -7,10 +7,9 @@
 namespace braid::BRAID_ISA {
 
 // 16 in the bytes of word `i` whose bit is set; bit k belongs to value k of 32.
-template <int i>
-BRAID_INLINE Vu fifth_bits(Vu bits) {
+BRAID_INLINE Vu fifth_bits(Vu bits, int i) {
   const Vu mask = splat_u32(i % 2 == 0 ? 0x08040201u : 0x80402010u);
-  const Vb set = (Vb)((Vb)(repeat_byte<i / 2>(bits) & mask) == (Vb)mask);
+  const Vb set = (Vb)((Vb)(repeat_byte(bits, i / 2) & mask) == (Vb)mask);
   return (Vu)set & 0x10101010;
 }
 

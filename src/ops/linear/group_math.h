@@ -47,7 +47,7 @@ BRAID_INLINE GroupHeads group_heads(const Word& word, const HalfWord& half) {
   } else {
     heads.scale = lower_bfloat16(half());
   }
-  if constexpr (Traits::kAsymmetric) heads.zero = repeat_byte<0>(heads.zero);
+  if constexpr (Traits::kAsymmetric) heads.zero = repeat_byte(heads.zero, 0);
   return heads;
 }
 

@@ -33,8 +33,7 @@ struct GroupPanel {
         [&]() __attribute__((always_inline)) { return half_words(); });
   }
   // Word i of sub-block s.
-  template <int i>
-  [[gnu::always_inline]] Vu codes(int s, const GroupHeads& heads) const {
+  [[gnu::always_inline]] Vu codes(int s, int i, const GroupHeads& heads) const {
     const Vu nibbles = word(kHeaderWords + 4 * s + i % 4) >> (i < 4 ? 0 : 4);
     return group_codes<Block>(nibbles & 0x0f0f0f0f, heads);
   }
@@ -51,8 +50,7 @@ struct GroupPanelDecoder {
     const auto group = GroupPanel<Block>::at(rows.panel + kPanelRows * offset, rows.lane);
     const GroupHeads heads = group.heads();
     for (int s = 0; s < kSubBlocks; ++s) {
-      unroll<0, 8>(
-          BRAID_UNROLLED(i) { out[s].codes[i.value] = group.template codes<i.value>(s, heads); });
+      BRAID_LOOP(int i = 0; i < 8; ++i) out[s].codes[i] = group.codes(s, i, heads);
       out[s].scale[0] = heads.scale;
       if constexpr (Kind::kMin) out[s].min[0] = group_min<Block>(heads);
     }
@@ -93,11 +91,10 @@ template <typename Block, int kC>
       unroll<0, kC>(BRAID_UNROLLED(c) { x[c.value] = inputs.at(c.value, sub_block); });
       ++sub_block;
       multiply_codes<Kind, kR, kC>(
-          [&](auto r, auto i) __attribute__((always_inline)) {
-            return groups[r.value].template codes<i.value>(s, heads[r.value]);
-          },
-          [&](auto r, auto) __attribute__((always_inline)) { return heads[r.value].scale; },
-          [&](auto r, auto) __attribute__((always_inline)) { return mins[r.value]; }, x, sums);
+          [&](int r, int i)
+              __attribute__((always_inline)) { return groups[r].codes(s, i, heads[r]); },
+          [&](int r, int) __attribute__((always_inline)) { return heads[r].scale; },
+          [&](int r, int) __attribute__((always_inline)) { return mins[r]; }, x, sums);
     }
   }
   unroll<0, kC>(BRAID_UNROLLED(c) {

@@ -80,66 +80,58 @@ BRAID_INLINE Vi multiply_pairs(Vs a, Vs b) {
 }
 #endif
 
-// sum[r][c] = the exact sum of products over `kSteps` words of w[r] from `kFirst` and those of
-// x[c]. `codes(r, Index<word>)` gives the words of w[r].
-template <typename Kind, int kFirst, int kSteps, int kR, int kC, typename Codes>
-BRAID_INLINE void dot_codes(const Codes& codes, const int8_t* const (&x)[kC], Vi (&sum)[kR][kC]) {
+// sum[r][c] = the exact sum of products over `kSteps` words of w[r] from `first` and those of x[c].
+// `codes(r, word)` gives the words of w[r].
+template <typename Kind, int kSteps, int kR, int kC, typename Codes>
+BRAID_INLINE void dot_codes(const Codes& codes, int first, const int8_t* const (&x)[kC],
+                            Vi (&sum)[kR][kC]) {
 #if defined(BRAID_ISA_avx2)
   constexpr int kRun = steps_per_sum<Kind, kSteps>();
-  unroll<0, kSteps / kRun>(BRAID_UNROLLED(run) {
+  BRAID_LOOP(int run = 0; run < kSteps / kRun; ++run) {
     Vs partial[kR][kC];
-    unroll<0, kRun>(BRAID_UNROLLED(step) {
-      constexpr int s = kFirst + run.value * kRun + step.value;
+    BRAID_LOOP(int step = 0; step < kRun; ++step) {
+      const int s = first + run * kRun + step;
       Vu w[kR];
-      unroll<0, kR>(BRAID_UNROLLED(r) { w[r.value] = codes(r, Index<s>{}); });
-      unroll<0, kC>(BRAID_UNROLLED(c) {
-        const Vu input = splat_bytes(x[c.value] + 4 * s);
-        unroll<0, kR>(BRAID_UNROLLED(r) {
-          const Vs pairs = multiply_bytes<Kind>(w[r.value], input);
-          Vs& p = partial[r.value][c.value];
-          if constexpr (step.value == 0) {
-            p = pairs;
-          } else {
-            p += pairs;
-          }
-          if constexpr (step.value == kRun - 1) {
-            Vi& total = sum[r.value][c.value];
-            if constexpr (run.value == 0) {
-              total = add_pairs(p);
-            } else {
-              total += add_pairs(p);
-            }
+      BRAID_LOOP(int r = 0; r < kR; ++r) w[r] = codes(r, s);
+      BRAID_LOOP(int c = 0; c < kC; ++c) {
+        const Vu input = splat_bytes(x[c] + 4 * s);
+        BRAID_LOOP(int r = 0; r < kR; ++r) {
+          const Vs pairs = multiply_bytes<Kind>(w[r], input);
+          Vs& p = partial[r][c];
+          p = step == 0 ? pairs : p + pairs;
+          if (step == kRun - 1) {
+            Vi& total = sum[r][c];
+            total = run == 0 ? add_pairs(p) : total + add_pairs(p);
             pin(total);
           } else {
             pin(p);
           }
-        });
-      });
-    });
-  });
+        }
+      }
+    }
+  }
 #else
-  unroll<0, kC>(
-      BRAID_UNROLLED(c) { unroll<0, kR>(BRAID_UNROLLED(r) { sum[r.value][c.value] = Vi{}; }); });
-  unroll<0, kSteps>(BRAID_UNROLLED(step) {
-    constexpr int s = kFirst + step.value;
+  BRAID_LOOP(int c = 0; c < kC; ++c) { BRAID_LOOP(int r = 0; r < kR; ++r) sum[r][c] = Vi{}; }
+  BRAID_LOOP(int step = 0; step < kSteps; ++step) {
+    const int s = first + step;
     Vu w[kR];
-    unroll<0, kR>(BRAID_UNROLLED(r) { w[r.value] = codes(r, Index<s>{}); });
-    unroll<0, kC>(BRAID_UNROLLED(c) {
-      const Vu input = splat_bytes(x[c.value] + 4 * s);
-      unroll<0, kR>(BRAID_UNROLLED(r) {
-        Vi& total = sum[r.value][c.value];
+    BRAID_LOOP(int r = 0; r < kR; ++r) w[r] = codes(r, s);
+    BRAID_LOOP(int c = 0; c < kC; ++c) {
+      const Vu input = splat_bytes(x[c] + 4 * s);
+      BRAID_LOOP(int r = 0; r < kR; ++r) {
+        Vi& total = sum[r][c];
 #if defined(BRAID_ISA_avx512)
-        total = (Vi)_mm512_dpbusd_epi32((__m512i)total, (__m512i)w[r.value], (__m512i)input);
+        total = (Vi)_mm512_dpbusd_epi32((__m512i)total, (__m512i)w[r], (__m512i)input);
 #else
-        const Vu words = w[r.value];
+        const Vu words = w[r];
         const Vs x_even = (Vs)(input << 8) >> 8, x_odd = (Vs)input >> 8;
         const Vs w_even = Kind::kSigned ? (Vs)(words << 8) >> 8 : (Vs)(words & 0x00ff00ff);
         const Vs w_odd = Kind::kSigned ? (Vs)words >> 8 : (Vs)((words >> 8) & 0x00ff00ff);
         total += multiply_pairs(w_even, x_even) + multiply_pairs(w_odd, x_odd);
 #endif
-      });
-    });
-  });
+      }
+    }
+  }
 #endif
 }
 
@@ -169,62 +161,52 @@ struct CodeInputs {
 };
 
 // Σ of codes of group `g`.
-template <typename Kind, int g>
-BRAID_INLINE int32_t input_sum(const CodeInput& x) {
+template <typename Kind>
+BRAID_INLINE int32_t input_sum(const CodeInput& x, int g) {
   return Kind::kGroups == 1 ? x.sums[0] + x.sums[1] : x.sums[g];
 }
 
 // acc[r][c] += scale of x[c] · Σ w[r] · codes of x[c], for one sub-block of each of kR row groups.
-// `codes(r, Index<word>)`, `scale(r, Index<group>)` and `min(r, Index<group>)` give what CodeBlock
-// holds.
+// `codes(r, word)`, `scale(r, group)` and `min(r, group)` give what CodeBlock holds.
 template <typename Kind, int kR, int kC, typename Codes, typename Scale, typename Min>
 BRAID_INLINE void multiply_codes(const Codes& codes, const Scale& scale, const Min& min,
                                  const CodeInput (&x)[kC], Vf (&acc)[kR][kC]) {
   constexpr int kSteps = 8 / Kind::kGroups;
   const int8_t* inputs[kC];
-  unroll<0, kC>(BRAID_UNROLLED(c) { inputs[c.value] = x[c.value].codes; });
+  BRAID_LOOP(int c = 0; c < kC; ++c) inputs[c] = x[c].codes;
   Vf total[kR][kC];
-  unroll<0, Kind::kGroups>(BRAID_UNROLLED(group) {
-    constexpr int g = group.value;
+  BRAID_LOOP(int g = 0; g < Kind::kGroups; ++g) {
     Vi dot[kR][kC];
-    dot_codes<Kind, g * kSteps, kSteps, kR, kC>(codes, inputs, dot);
-    unroll<0, kC>(BRAID_UNROLLED(c) {
+    dot_codes<Kind, kSteps, kR, kC>(codes, g * kSteps, inputs, dot);
+    BRAID_LOOP(int c = 0; c < kC; ++c) {
       Vi offset_sum{};
       if constexpr (Kind::kOffset != 0) {
-        offset_sum = splat_i32(input_sum<Kind, g>(x[c.value]) * Kind::kOffset);
+        offset_sum = splat_i32(input_sum<Kind>(x[c], g) * Kind::kOffset);
       }
-      unroll<0, kR>(BRAID_UNROLLED(r) {
-        Vf& t = total[r.value][c.value];
-        const Vf value = to_vf(dot[r.value][c.value] - offset_sum);
-        if constexpr (g == 0) {
-          t = value * scale(r, group);
-        } else {
-          t = fma(value, scale(r, group), t);
-        }
+      BRAID_LOOP(int r = 0; r < kR; ++r) {
+        const Vf value = to_vf(dot[r][c] - offset_sum);
+        Vf t = g == 0 ? value * scale(r, g) : fma(value, scale(r, g), total[r][c]);
         if constexpr (Kind::kMin) {
-          const Vf sum = splat(static_cast<float>(input_sum<Kind, g>(x[c.value])));
-          t = fma(sum, min(r, group), t);
+          const Vf sum = splat(static_cast<float>(input_sum<Kind>(x[c], g)));
+          t = fma(sum, min(r, g), t);
         }
-      });
-    });
-  });
-  unroll<0, kC>(BRAID_UNROLLED(c) {
-    const Vf input_scale = splat(*x[c.value].scale);
-    unroll<0, kR>(BRAID_UNROLLED(r) {
-      Vf& a = acc[r.value][c.value];
-      a = fma(total[r.value][c.value], input_scale, a);
-    });
-  });
+        total[r][c] = t;
+      }
+    }
+  }
+  BRAID_LOOP(int c = 0; c < kC; ++c) {
+    const Vf input_scale = splat(*x[c].scale);
+    BRAID_LOOP(int r = 0; r < kR; ++r) acc[r][c] = fma(total[r][c], input_scale, acc[r][c]);
+  }
 }
 // The same for blocks in memory.
 template <typename Kind, int kR, int kC>
 BRAID_INLINE void multiply_codes(const CodeBlock<Kind>* const (&w)[kR], const CodeInput (&x)[kC],
                                  Vf (&acc)[kR][kC]) {
   multiply_codes<Kind, kR, kC>(
-      [&](auto r, auto i) __attribute__((always_inline)) { return w[r.value]->codes[i.value]; },
-      [&](auto r, auto g) __attribute__((always_inline)) { return w[r.value]->scale[g.value]; },
-      [&](auto r, auto g) __attribute__((always_inline)) { return w[r.value]->min[g.value]; }, x,
-      acc);
+      [&](int r, int i) __attribute__((always_inline)) { return w[r]->codes[i]; },
+      [&](int r, int g) __attribute__((always_inline)) { return w[r]->scale[g]; },
+      [&](int r, int g) __attribute__((always_inline)) { return w[r]->min[g]; }, x, acc);
 }
 
 // Writes the lanes of rows that exist.
@@ -305,34 +287,37 @@ template <typename Decoder>
 // Sub-blocks [first, first + count) of a row group; both are multiples of kSubBlocks.
 template <typename Decoder>
 [[gnu::noinline]] static void decode_panel(const typename Decoder::Rows& rows, int64_t first,
-                                           int count, Prefetcher& prefetch,
-                                           CodeBlock<typename Decoder::Kind>* panel) {
+                                           int count, CodeBlock<typename Decoder::Kind>* panel) {
   int64_t offset = first / Decoder::kSubBlocks * Decoder::kBlockBytes;
   for (int s = 0; s < count; s += Decoder::kSubBlocks, offset += Decoder::kBlockBytes) {
-    prefetch.advance(kLanes * Decoder::kBlockBytes);
     Decoder::decode(rows, offset, panel + s);
   }
 }
 
-// kC tokens × kTileGroups row groups over a panel [group][kPanelSubBlocks]; adds to acc.
+// kC tokens × kTileGroups row groups over a panel [group][kPanelSubBlocks]; adds to acc. For each
+// sub-block `prefetch` advances by so many bytes: all at once would wait for the memory.
 template <typename Kind, int kC>
 [[gnu::noinline]] static void int8_panel(const LinearTask& task, const CodeBlock<Kind>* panel,
                                          int64_t sub_block, int count, int64_t token,
-                                         Vf (*acc)[kTileGroups]) {
+                                         Vf (*acc)[kTileGroups], Prefetcher& prefetch,
+                                         int64_t prefetch_bytes) {
   const CodeInputs inputs(task, token, sub_block);
+  Prefetcher ahead = prefetch;
   Vf sums[kTileGroups][kC];
-  unroll<0, kC>(BRAID_UNROLLED(c) {
-    unroll<0, kTileGroups>(BRAID_UNROLLED(r) { sums[r.value][c.value] = acc[c.value][r.value]; });
-  });
+  BRAID_LOOP(int c = 0; c < kC; ++c) {
+    BRAID_LOOP(int r = 0; r < kTileGroups; ++r) sums[r][c] = acc[c][r];
+  }
   for (int s = 0; s < count; ++s) {
+    ahead.advance(prefetch_bytes);
     const CodeBlock<Kind>* const w[kTileGroups] = {panel + s, panel + kPanelSubBlocks + s};
     CodeInput x[kC];
-    unroll<0, kC>(BRAID_UNROLLED(c) { x[c.value] = inputs.at(c.value, s); });
+    BRAID_LOOP(int c = 0; c < kC; ++c) x[c] = inputs.at(c, s);
     multiply_codes<Kind, kTileGroups, kC>(w, x, sums);
   }
-  unroll<0, kC>(BRAID_UNROLLED(c) {
-    unroll<0, kTileGroups>(BRAID_UNROLLED(r) { acc[c.value][r.value] = sums[r.value][c.value]; });
-  });
+  BRAID_LOOP(int c = 0; c < kC; ++c) {
+    BRAID_LOOP(int r = 0; r < kTileGroups; ++r) acc[c][r] = sums[r][c];
+  }
+  prefetch = ahead;
 }
 
 // kTileGroups row groups × the tokens of the range.
@@ -343,22 +328,28 @@ template <typename Decoder>
   constexpr int kTileRows = kTileGroups * kLanes;
   CodeBlock<Kind> panel[kTileGroups * kPanelSubBlocks];
   TileSums acc;
-  for (int64_t t = 0; t < range.token_end - range.token_begin; ++t) {
+  const int64_t tokens = range.token_end - range.token_begin;
+  for (int64_t t = 0; t < tokens; ++t) {
     for (Vf& sum : acc[t]) sum = Vf{};
   }
   typename Decoder::Rows rows[kTileGroups];
   for (int g = 0; g < kTileGroups; ++g) rows[g] = Decoder::Rows::at(task, row + g * kLanes);
-  Prefetcher prefetch = prefetch_rows(task, row + kTileRows, kTileRows, range.row_end);
+  // The next tile, evenly over the passes of this one.
+  Prefetcher prefetch = prefetch_rows(task, row + kTileRows, kTileRows, task.rows);
+  const int64_t passes = (tokens + kMostTokens - 1) / kMostTokens;
+  constexpr int64_t kBytes = kTileRows * Decoder::kBlockBytes / Decoder::kSubBlocks;
+  const int64_t prefetch_bytes = (kBytes + passes - 1) / passes;
   const int64_t sub_blocks = task.cols / 32;
   for (int64_t first = 0; first < sub_blocks; first += kPanelSubBlocks) {
     const int64_t left = sub_blocks - first;
     const int count = static_cast<int>(left < kPanelSubBlocks ? left : kPanelSubBlocks);
     for (int g = 0; g < kTileGroups; ++g) {
-      decode_panel<Decoder>(rows[g], first, count, prefetch, panel + g * kPanelSubBlocks);
+      decode_panel<Decoder>(rows[g], first, count, panel + g * kPanelSubBlocks);
     }
     for_token_groups<kMostTokens>(
-        range, [&](int64_t t, auto tokens) __attribute__((always_inline)) {
-          int8_panel<Kind, tokens.value>(task, panel, first, count, range.token_begin + t, acc + t);
+        range, [&](int64_t t, auto group) __attribute__((always_inline)) {
+          int8_panel<Kind, group.value>(task, panel, first, count, range.token_begin + t, acc + t,
+                                        prefetch, prefetch_bytes);
         });
   }
   store_tile(task, row, range.row_end, range, acc);

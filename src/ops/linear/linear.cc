@@ -17,6 +17,11 @@ constexpr int64_t kTileTokens = 64;  // what kernels hold sums for
 // leave threads without work at the end.
 constexpr int64_t kMaxItemRows = 256;
 constexpr int64_t kItemsPerThread = 4;
+// Of few tokens, where reading the weights is what takes the time: a stretch shorter than this is
+// over before it has got going, a longer one would leave threads without work at the end.
+constexpr int64_t kFewTokens = 16;
+constexpr int64_t kMinItemBytes = 128 << 10;
+constexpr int64_t kMaxItemBytes = 1 << 20;
 
 void check_arguments(const Weight& w, const LinearInput& x, const TensorView& y) {
   BRAID_CHECK(!w.empty() && x.x.rank() == 2 && y.rank() == 2 && y.dtype() == DType::kF32);
@@ -34,9 +39,11 @@ const LinearKernels& kernels_of(const QuantFormat& format) {
   if (as_group_format(format)) {
     return format.panels() ? BRAID_KERNELS(kGroupPanelKernels) : BRAID_KERNELS(kGroupKernels);
   }
-  if (format.panels()) return BRAID_KERNELS(kPanelKernels);
-  if (format.block_elements == 32) return BRAID_KERNELS(kSimpleBlockKernels);
-  return BRAID_KERNELS(kKQuantKernels);
+  const bool simple = format.block_elements == 32;
+  if (format.panels()) {
+    return simple ? BRAID_KERNELS(kSimplePanelKernels) : BRAID_KERNELS(kKPanelKernels);
+  }
+  return simple ? BRAID_KERNELS(kSimpleBlockKernels) : BRAID_KERNELS(kKQuantKernels);
 }
 
 // Products of `tokens` rows with a matrix of w's size, of which `weight_bytes` are read.
@@ -93,15 +100,62 @@ LinearTask make_task(const Weight& w, const LinearInput& x, const TensorView& y)
   return task;
 }
 
-// Rows of a work item: as many as leave each thread a few items when there are `token_tiles` of
-// them side by side.
-int64_t item_rows(const ThreadPool& pool, int64_t rows, int64_t token_tiles) {
-  const int64_t wanted_items = kItemsPerThread * pool.num_threads();
-  const int64_t share = rows * std::max<int64_t>(token_tiles, 1) / wanted_items;
+int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows of a work item if `tokens` rows are multiplied in `token_tiles`, each with all rows of a
+// matrix.
+int64_t item_rows(const ThreadPool& pool, const Weight& w, int64_t tokens, int64_t token_tiles) {
+  const int64_t threads = pool.num_threads(), rows = w.rows();
+  if (tokens <= kFewTokens * token_tiles) {
+    const int64_t bytes = w.row_bytes() * rows * token_tiles / threads;
+    const int64_t items = std::max(std::clamp<int64_t>(bytes / kMinItemBytes, 1, kItemsPerThread),
+                                   ceil_divide(bytes, kMaxItemBytes));
+    const int64_t share = ceil_divide(rows * token_tiles, items * threads);
+    // An even part of a matrix.
+    const int64_t parts = ceil_divide(rows, share);
+    return ceil_divide(ceil_divide(rows, parts), kTileRows) * kTileRows;
+  }
+  // As many as leave each thread a few items.
+  const int64_t share = rows * token_tiles / (kItemsPerThread * threads);
   return std::clamp(share / kTileRows * kTileRows, kTileRows, kMaxItemRows);
 }
 
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// Which tile of which expert is the i-th.
+class ExpertTiles {
+ public:
+  explicit ExpertTiles(std::span<const int32_t> offsets)
+      : offsets_(offsets), stride_(ceil_divide(num_experts(), kMarks)) {
+    for (int64_t e = 0; e < num_experts(); ++e) {
+      if (e % stride_ == 0) marks_[num_marks_++] = count_;
+      count_ += tiles_of(e);
+    }
+  }
+
+  int64_t count() const { return count_; }
+
+  struct Tile {
+    int64_t expert, token_begin, token_end;
+  };
+  Tile at(int64_t i) const {
+    const int64_t mark = std::upper_bound(marks_, marks_ + num_marks_, i) - marks_ - 1;
+    i -= marks_[mark];
+    int64_t expert = mark * stride_;
+    while (i >= tiles_of(expert)) i -= tiles_of(expert++);
+    const int64_t begin = offsets_[expert] + i * kTileTokens;
+    return {expert, begin, std::min<int64_t>(begin + kTileTokens, offsets_[expert + 1])};
+  }
+
+ private:
+  int64_t num_experts() const { return static_cast<int64_t>(offsets_.size()) - 1; }
+  int64_t tiles_of(int64_t expert) const {
+    return ceil_divide(offsets_[expert + 1] - offsets_[expert], kTileTokens);
+  }
+
+  static constexpr int64_t kMarks = 64;
+  std::span<const int32_t> offsets_;
+  int64_t stride_, count_ = 0, num_marks_ = 0;
+  int64_t marks_[kMarks];  // tiles before every stride-th expert
+};
 
 // Rows that are a multiple of this many elements apart share their cache sets.
 constexpr int64_t kBadStride = 256;
@@ -200,13 +254,13 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
   const LinearTask task = make_task(w, x, y);
   const LinearKernel kernel = pick_kernel(*w.format, x);
   const int64_t token_tiles = ceil_divide(tokens, kTileTokens);
-  const int64_t rows_each = item_rows(stream.pool(), rows, token_tiles);
+  const int64_t rows_each = item_rows(stream.pool(), w, tokens, token_tiles);
   const int64_t row_tiles = ceil_divide(rows, rows_each);
-  // Neighbouring items share their tokens, which stay in cache.
+  // Neighbouring items share their rows, which stay in cache.
   stream.pool().parallel_for(token_tiles * row_tiles, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t row = item % row_tiles * rows_each;
-      const int64_t token = item / row_tiles * kTileTokens;
+      const int64_t row = item / token_tiles * rows_each;
+      const int64_t token = item % token_tiles * kTileTokens;
       kernel(task,
              {row, std::min(row + rows_each, rows), token, std::min(token + kTileTokens, tokens)});
     }
@@ -230,23 +284,16 @@ void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x,
   });
   const LinearTask task = make_task(w, x, y);
   const LinearKernel kernel = pick_kernel(*w.format, x);
-  const auto tiles_of = [&](int64_t e) {
-    return ceil_divide(offsets[e + 1] - offsets[e], kTileTokens);
-  };
-  int64_t token_tiles = 0;
-  for (int64_t e = 0; e < experts; ++e) token_tiles += tiles_of(e);
-  const int64_t rows_each = item_rows(stream.pool(), rows, token_tiles);
+  const ExpertTiles tiles(offsets);
+  const int64_t rows_each = item_rows(stream.pool(), w, tokens, tiles.count());
   const int64_t row_tiles = ceil_divide(rows, rows_each);
-  stream.pool().parallel_for(token_tiles * row_tiles, 1, [&](int64_t begin, int64_t end, int) {
+  stream.pool().parallel_for(tiles.count() * row_tiles, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t item = begin; item < end; ++item) {
-      int64_t expert = 0, tile = item / row_tiles;
-      while (tile >= tiles_of(expert)) tile -= tiles_of(expert++);
+      const ExpertTiles::Tile tile = tiles.at(item / row_tiles);
       LinearTask expert_task = task;
-      expert_task.weights += expert * expert_bytes;
+      expert_task.weights += tile.expert * expert_bytes;
       const int64_t row = item % row_tiles * rows_each;
-      const int64_t token = offsets[expert] + tile * kTileTokens;
-      kernel(expert_task, {row, std::min(row + rows_each, rows), token,
-                           std::min<int64_t>(token + kTileTokens, offsets[expert + 1])});
+      kernel(expert_task, {row, std::min(row + rows_each, rows), tile.token_begin, tile.token_end});
     }
   });
 }

@@ -57,7 +57,8 @@ struct TokenInputKernels {
 BRAID_DECLARE_KERNELS(LinearKernels, kPlainKernels)
 BRAID_DECLARE_KERNELS(LinearKernels, kSimpleBlockKernels)
 BRAID_DECLARE_KERNELS(LinearKernels, kKQuantKernels)
-BRAID_DECLARE_KERNELS(LinearKernels, kPanelKernels)  // GGUF's block formats, in panels
+BRAID_DECLARE_KERNELS(LinearKernels, kSimplePanelKernels)  // GGUF's block formats, in panels
+BRAID_DECLARE_KERNELS(LinearKernels, kKPanelKernels)
 BRAID_DECLARE_KERNELS(LinearKernels, kGroupKernels)  // the w4 formats
 BRAID_DECLARE_KERNELS(LinearKernels, kGroupPanelKernels)
 BRAID_DECLARE_KERNELS(LinearKernels, kChannelKernels)  // w8c

@@ -6,11 +6,14 @@
 //     using Kind = CodeKind<…>;
 //     using Block = PanelBlock<bytes of a row's block>;
 //     static constexpr int kOuter, kInner;  // their product is the number of sub-blocks
-//     template <int inner, int i> static Vu code(const Block& block, int outer);
+//     static Vu code(const Block& block, int outer, int inner, int i);
 //     static void load_scales(const Block& block, BlockScales<Format>& out);
+//     static constexpr int kStreams, kAheadBytes;
 //   };
 //
-// code() is word i of sub-block kInner · outer + inner, as CodeBlock has it.
+// code() is word i of sub-block kInner · outer + inner, as CodeBlock has it. The last two, which
+// formats without direct products lack: how many stretches of panels one thread reads side by side,
+// and how far ahead it asks for each with one token.
 
 #include "ops/linear/block_math.h"
 #include "ops/linear/float_tile.h"
@@ -76,12 +79,10 @@ struct PanelDecoder {
     BlockScales<Format> scales;
     Format::load_scales(block, scales);
     for (int outer = 0; outer < Format::kOuter; ++outer) {
-      unroll<0, Format::kInner>(BRAID_UNROLLED(inner) {
-        CodeBlock<Kind>& sub = out[outer * Format::kInner + inner.value];
-        unroll<0, 8>(BRAID_UNROLLED(i) {
-          sub.codes[i.value] = Format::template code<inner.value, i.value>(block, outer);
-        });
-      });
+      BRAID_LOOP(int inner = 0; inner < Format::kInner; ++inner) {
+        CodeBlock<Kind>& sub = out[outer * Format::kInner + inner];
+        BRAID_LOOP(int i = 0; i < 8; ++i) sub.codes[i] = Format::code(block, outer, inner, i);
+      }
     }
     for (int group = 0; group < BlockScales<Format>::kGroups; ++group) {
       CodeBlock<Kind>& sub = out[group / Kind::kGroups];
@@ -97,106 +98,220 @@ inline constexpr bool kMultipliesPanels = true;
 inline constexpr bool kMultipliesPanels = false;
 #endif
 
-// A panel's blocks [first, first + count) × kC tokens; adds to acc [kC][kPanelVectors]. What lies
-// `ahead` bytes further on is asked for, evenly.
+// For up to so many tokens a panel's codes go straight from its bytes into the products; for more
+// they are put into memory as bytes first.
+inline constexpr int kFewTokens = 16;
+// Most tokens that share a load of the weights: there is a register for each sum of a unit.
+#if defined(BRAID_ISA_avx512)
+inline constexpr int kMostFewTokens = 8;
+#else
+inline constexpr int kMostFewTokens = 4;
+#endif
+
+// A unit: kTileGroups vectors of rows that share a load of the inputs.
+inline constexpr int kUnitPanels = kPanelVectors < kTileGroups ? kTileGroups / kPanelVectors : 1;
+// Up to so many tokens memory is what limits. One thread hides its latency best if it reads several
+// stretches of it side by side, each asked for some way ahead; how many and how far is for the
+// formats to say.
+inline constexpr int kStreamTokens = 4;
+inline constexpr int kMostStreams = 4;
+inline constexpr int kMostUnits = kMostStreams / kUnitPanels;
+// With two tokens or more, all streams together.
+inline constexpr int64_t kAheadBytes = 9216;
+// With more than one group of tokens: what stays in the first cache meanwhile, of a unit.
+inline constexpr int64_t kStretchBytes = 8 << 10;
+
+// Calls body(first token of the range, Index<how many>) for groups of at most kMost, 1, 4 or 8,
+// that cover a few tokens.
+template <int kMost, typename Body>
+BRAID_INLINE void for_few_groups(const LinearRange& range, const Body& body) {
+  const int64_t tokens = range.token_end - range.token_begin;
+  int64_t t = 0;
+  if constexpr (kMost == 8) {
+    for (; t + 8 <= tokens; t += 8) body(t, Index<8>{});
+    if (t + 6 <= tokens) {
+      body(t, Index<6>{});
+      t += 6;
+    }
+  }
+  if constexpr (kMost > 1) {
+    for (; t + 4 <= tokens; t += 4) body(t, Index<4>{});
+    if (t + 2 <= tokens) {
+      body(t, Index<2>{});
+      t += 2;
+    }
+  }
+  for (; t < tokens; ++t) body(t, Index<1>{});
+}
+// Whether that is one call.
+template <int kMost>
+BRAID_INLINE bool is_one_group(int64_t tokens) {
+  return tokens == 1 || (kMost > 1 && (tokens == 2 || tokens == 4)) ||
+         (kMost == 8 && (tokens == 6 || tokens == 8));
+}
+
+struct PanelUnits {
+  const uint8_t* panels[kMostStreams];  // unit by unit
+  int count;
+};
+
+// Blocks [first, first + count) of some units × kC tokens; adds to acc [unit][kFewTokens][vector].
+// What lies `ahead` bytes further on is asked for, evenly.
 template <typename Format, int kC>
-[[gnu::noinline]] static void panel_part(const LinearTask& task, const uint8_t* panel,
+[[gnu::noinline]] static void panel_part(const LinearTask& task, const PanelUnits& units,
                                          int64_t first, int64_t count, int64_t token, int64_t ahead,
                                          Vf* acc) {
   using Kind = typename Format::Kind;
   using Block = typename Format::Block;
-  constexpr int kR = kPanelVectors, kOuter = Format::kOuter, kInner = Format::kInner;
+  constexpr int kR = kTileGroups, kOuter = Format::kOuter, kInner = Format::kInner;
   const CodeInputs inputs(task, token, first * kOuter * kInner);
-  Vf sums[kR][kC];
-  unroll<0, kC>(BRAID_UNROLLED(c) {
-    unroll<0, kR>(BRAID_UNROLLED(r) { sums[r.value][c.value] = acc[c.value * kR + r.value]; });
-  });
-  const uint8_t* at = panel + first * Block::kBytes;
-  int64_t sub_block = 0;
-  for (int64_t b = 0; b < count; ++b, at += Block::kBytes) {
-    Block blocks[kR];
-    BlockScales<Format> scales[kR];
-    unroll<0, kR>(BRAID_UNROLLED(r) {
-      blocks[r.value] = Block::at(at, kLanes * r.value);
-      Format::load_scales(blocks[r.value], scales[r.value]);
-    });
-    for (int outer = 0; outer < kOuter; ++outer) {
-      constexpr int kShare = Block::kBytes / kOuter;
-      unroll<0, (kShare + 63) / 64>(BRAID_UNROLLED(line) {
-        __builtin_prefetch(at + ahead + outer * kShare + 64 * line.value, 0, 2);
-      });
-      unroll<0, kInner>(BRAID_UNROLLED(inner) {
-        CodeInput x[kC];
-        unroll<0, kC>(BRAID_UNROLLED(c) { x[c.value] = inputs.at(c.value, sub_block); });
-        ++sub_block;
-        const auto group = [&](auto g) __attribute__((always_inline)) {
-          return (outer * kInner + inner.value) * Kind::kGroups + g.value;
-        };
-        multiply_codes<Kind, kR, kC>(
-            [&](auto r, auto i) __attribute__((always_inline)) {
-              return Format::template code<inner.value, i.value>(blocks[r.value], outer);
-            },
-            [&](auto r, auto g)
-                __attribute__((always_inline)) { return scales[r.value].scale[group(g)]; },
-            [&](auto r, auto g)
-                __attribute__((always_inline)) { return scales[r.value].min[group(g)]; },
-            x, sums);
-      });
+  for (int64_t b = 0; b < count; ++b) {
+    for (int u = 0; u < units.count; ++u) {
+      Vf* const unit_acc = acc + u * kFewTokens * kR;
+      const uint8_t* at[kUnitPanels];
+      BRAID_LOOP(int i = 0; i < kUnitPanels; ++i) {
+        at[i] = units.panels[u * kUnitPanels + i] + (first + b) * Block::kBytes;
+      }
+      Block blocks[kR];
+      BlockScales<Format> scales[kR];
+      BRAID_LOOP(int r = 0; r < kR; ++r) {
+        blocks[r] = Block::at(at[r / kPanelVectors % kUnitPanels], kLanes * (r % kPanelVectors));
+        Format::load_scales(blocks[r], scales[r]);
+      }
+      Vf sums[kR][kC];
+      BRAID_LOOP(int c = 0; c < kC; ++c) {
+        BRAID_LOOP(int r = 0; r < kR; ++r) sums[r][c] = unit_acc[c * kR + r];
+      }
+      int64_t sub_block = b * kOuter * kInner;
+      for (int outer = 0; outer < kOuter; ++outer) {
+        constexpr int kShare = Block::kBytes / kOuter;
+        BRAID_LOOP(int i = 0; i < kUnitPanels; ++i) {
+          BRAID_LOOP(int line = 0; line < kShare; line += 64) {
+            __builtin_prefetch(at[i] + ahead + outer * kShare + line);
+          }
+        }
+        BRAID_LOOP(int inner = 0; inner < kInner; ++inner) {
+          CodeInput x[kC];
+          BRAID_LOOP(int c = 0; c < kC; ++c) x[c] = inputs.at(c, sub_block);
+          ++sub_block;
+          const int first_group = (outer * kInner + inner) * Kind::kGroups;
+          multiply_codes<Kind, kR, kC>(
+              [&](int r, int i) __attribute__((always_inline)) {
+                return Format::code(blocks[r], outer, inner, i);
+              },
+              [&](int r, int g)
+                  __attribute__((always_inline)) { return scales[r].scale[first_group + g]; },
+              [&](int r, int g)
+                  __attribute__((always_inline)) { return scales[r].min[first_group + g]; },
+              x, sums);
+        }
+      }
+      BRAID_LOOP(int c = 0; c < kC; ++c) {
+        BRAID_LOOP(int r = 0; r < kR; ++r) unit_acc[c * kR + r] = sums[r][c];
+      }
     }
   }
-  unroll<0, kC>(BRAID_UNROLLED(c) {
-    unroll<0, kR>(BRAID_UNROLLED(r) { acc[c.value * kR + r.value] = sums[r.value][c.value]; });
-  });
 }
 
-// Up to so many tokens a panel's codes go straight from its bytes into the products, a stretch that
-// fits the first cache at a time; for more they are put into memory as bytes first.
-inline constexpr int kFewTokens = 16;
-inline constexpr int64_t kStretchBytes = 16 << 10;
-
-template <typename Format>
-[[gnu::noinline]] static void panel_of_few(const LinearTask& task, int64_t row,
+// Panels panel[0], panel[1], … × the tokens of the range. `rows`: how many rows each has that
+// count.
+template <typename Format, int kMost>
+[[gnu::noinline]] static void units_of_few(const LinearTask& task, const int64_t* panels,
+                                           const int64_t* rows, int num_units,
                                            const LinearRange& range) {
   using Block = typename Format::Block;
-  constexpr int64_t kStretch = kStretchBytes / Block::kBytes;
   const int64_t panel_bytes = kPanelRows * task.row_bytes;
-  const uint8_t* panel = task.weights + row * task.row_bytes;
   const int64_t blocks = panel_bytes / Block::kBytes;
   const int64_t tokens = range.token_end - range.token_begin;
-  Vf acc[kFewTokens * kPanelVectors];
-  for (int64_t i = 0; i < tokens * kPanelVectors; ++i) acc[i] = Vf{};
-  for (int64_t first = 0; first < blocks; first += kStretch) {
+  PanelUnits units;
+  units.count = num_units;
+  for (int p = 0; p < num_units * kUnitPanels; ++p) {
+    units.panels[p] = task.weights + panels[p] * panel_bytes;
+  }
+  Vf acc[kMostUnits * kFewTokens * kTileGroups];
+  for (int u = 0; u < num_units; ++u) {
+    for (int64_t i = 0; i < tokens * kTileGroups; ++i) {
+      acc[u * kFewTokens * kTileGroups + i] = Vf{};
+    }
+  }
+  const bool one_pass = is_one_group<kMost>(tokens);
+  constexpr int64_t kStretch = kStretchBytes / (kUnitPanels * Block::kBytes);
+  const int64_t stretch = one_pass ? blocks : kStretch;
+  const int64_t ahead = tokens == 1 ? Format::kAheadBytes
+                        : one_pass  ? kAheadBytes / (num_units * kUnitPanels)
+                                    : kStretch * Block::kBytes;
+  for (int64_t first = 0; first < blocks; first += stretch) {
     const int64_t left = blocks - first;
-    const int64_t count = left < kStretch ? left : kStretch;
-    for_token_groups<kMostTokens>(
+    const int64_t count = left < stretch ? left : stretch;
+    for_few_groups<kMost>(
         range, [&](int64_t t, auto group) __attribute__((always_inline)) {
-          panel_part<Format, group.value>(task, panel, first, count, range.token_begin + t,
-                                          t == 0 ? kStretchBytes : 0, acc + t * kPanelVectors);
+          panel_part<Format, group.value>(task, units, first, count, range.token_begin + t,
+                                          t == 0 ? ahead : 0, acc + t * kTileGroups);
         });
   }
-  for (int64_t t = 0; t < tokens; ++t) {
-    float* y = task.y + (range.token_begin + t) * task.y_stride + row;
-    for (int v = 0; v < kPanelVectors; ++v) {
-      const int64_t lanes = range.row_end - row - v * kLanes;
-      if (lanes > 0) store_lanes(y + v * kLanes, acc[t * kPanelVectors + v], lanes);
+  for (int u = 0; u < num_units; ++u) {
+    for (int r = 0; r < kTileGroups; ++r) {
+      const int p = u * kUnitPanels + r / kPanelVectors % kUnitPanels;
+      const int64_t lane = r % kPanelVectors * kLanes;
+      if (rows[p] <= lane) continue;
+      for (int64_t t = 0; t < tokens; ++t) {
+        store_lanes(
+            task.y + (range.token_begin + t) * task.y_stride + panels[p] * kPanelRows + lane,
+            acc[(u * kFewTokens + t) * kTileGroups + r], rows[p] - lane);
+      }
     }
   }
 }
 
-// kDirect: few tokens go the direct way, if the instruction set has enough registers.
-template <typename Format, bool kDirect>
-static void panel_int8_kernel(const LinearTask& task, const LinearRange& range) {
-  if constexpr (kDirect && kMultipliesPanels) {
-    if (range.token_end - range.token_begin <= kFewTokens) {
-      for (int64_t row = range.row_begin; row < range.row_end; row += kPanelRows) {
-        panel_of_few<Format>(task, row, range);
+// The panels of a range in runs of neighbours side by side, as many as the format has streams, or
+// fewer if there are few of them or the tokens are what takes the time.
+template <typename Format, int kMost>
+static void panels_of_few(const LinearTask& task, const LinearRange& range) {
+  const int64_t tokens = range.token_end - range.token_begin;
+  const int64_t end = (range.row_end + kPanelRows - 1) / kPanelRows;
+  constexpr int64_t kFormatUnits =
+      Format::kStreams > kUnitPanels ? Format::kStreams / kUnitPanels : 1;
+  const int64_t most_units = tokens <= kStreamTokens ? kFormatUnits : 1;
+  int64_t panel = range.row_begin / kPanelRows;
+  while (panel < end) {
+    const int64_t left = end - panel;
+    const int64_t wanted = (left + kUnitPanels - 1) / kUnitPanels;
+    const int num_units = static_cast<int>(wanted < most_units ? wanted : most_units);
+    const int64_t streams = num_units * kUnitPanels;
+    const int64_t run = left < streams ? 1 : left / streams;
+    for (int64_t j = 0; j < run; ++j) {
+      int64_t panels[kMostStreams], rows[kMostStreams];
+      for (int64_t s = 0; s < streams; ++s) {
+        const int64_t i = panel + s * run + j;
+        panels[s] = i < end ? i : end - 1;
+        rows[s] = i < end ? range.row_end - i * kPanelRows : 0;
+        if (rows[s] > kPanelRows) rows[s] = kPanelRows;
       }
+      units_of_few<Format, kMost>(task, panels, rows, num_units, range);
+    }
+    panel += run * streams;
+  }
+}
+
+// Up to kDirectTokens go the direct way, if the instruction set has enough registers.
+template <typename Format, int kDirectTokens>
+static void panel_int8_kernel(const LinearTask& task, const LinearRange& range) {
+  if constexpr (kMultipliesPanels && kDirectTokens > 0) {
+    if (range.token_end - range.token_begin <= kDirectTokens) {
+      constexpr int kMost = kDirectTokens < kMostFewTokens ? kDirectTokens : kMostFewTokens;
+      panels_of_few<Format, kMost>(task, range);
       return;
     }
   }
   for (int64_t row = range.row_begin; row < range.row_end; row += kTileGroups * kLanes) {
     int8_tile<PanelDecoder<Format>>(task, row, range);
   }
+}
+
+template <typename Format, int kDirectTokens>
+constexpr void add_panel_format(LinearKernels& table, FormatId id) {
+  table.f32[static_cast<int>(id)] = float_kernel<PanelDecoder<Format>>;
+  table.int8[static_cast<int>(id)] = panel_int8_kernel<Format, kDirectTokens>;
 }
 
 }  // namespace braid::BRAID_ISA

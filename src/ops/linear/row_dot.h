@@ -186,24 +186,27 @@ inline constexpr int kMaxRangeTokens = 64;
 // apart).
 inline constexpr int kFewTokens = 16;
 inline constexpr int64_t kFewStretchBytes = 1024;
-inline constexpr int64_t kStretchColumns = 512;
+inline constexpr int64_t kStretchBytes = 2048;  // of a copied row
 // Most tokens that share the loads of four rows; where those rows are expanded on the way, four
 // tokens on two rows are better than three on four.
 #if defined(BRAID_ISA_avx512)
-inline constexpr int kGroupTokens = 4;
+inline constexpr int kGroupTokens = 6;
 #else
 inline constexpr int kGroupTokens = 3;
 #endif
 inline constexpr int kFewGroupTokens = 4;
 
-// Calls body(first, Index<how many>) for groups of at most kMost, 3 or 4, that cover `tokens`.
+// Calls body(first, Index<how many>) for groups of at most kMost, 3, 4 or 6, that cover `tokens`.
 template <int kMost, typename Body>
 BRAID_INLINE void for_token_groups(int64_t tokens, const Body& body) {
   int64_t t = 0;
   while (t < tokens) {
     const int64_t left = tokens - t;
     // Without a single one at the end, if it can be.
-    if (kMost == 4 && left >= 4 && left != 5 && left != 6) {
+    if (kMost == 6 && left >= 6 && left != 7) {
+      body(t, Index<6>{});
+      t += 6;
+    } else if (kMost >= 4 && left >= 4 && left != 5 && left != 6) {
       body(t, Index<4>{});
       t += 4;
     } else if (left >= 3 && left != 4) {
@@ -294,6 +297,7 @@ template <typename Step, int kR, int kTiles>
   using W = typename Step::W;
   using Use = typename Step::Stretch;
   constexpr int kRows = kR * kTiles;
+  constexpr int64_t kStretchColumns = kStretchBytes / sizeof(typename Use::W);
   const int64_t row_stride = task.row_bytes / static_cast<int64_t>(sizeof(W));
   const W* w = reinterpret_cast<const W*>(task.weights + row * task.row_bytes);
   Prefetcher prefetch = prefetch_rows(task, row + kRows, kRows, range.row_end);

@@ -31,6 +31,9 @@ BRAID_INLINE void unroll(const Body& body) {
 }
 #define BRAID_UNROLLED(i) [&](auto i) __attribute__((always_inline))
 
+// The same for loops that need no constants before they are unrolled: much less to compile.
+#define BRAID_LOOP(...) _Pragma("GCC unroll 32") for (__VA_ARGS__)
+
 // Has the compiler finish the sum here. Left alone it may do all products of a tile first and spill
 // them for want of registers.
 template <typename V>
@@ -184,8 +187,7 @@ BRAID_INLINE Vf signed_byte(Vu v) {
 }
 
 // Byte `i` of every lane, four times.
-template <int i>
-BRAID_INLINE Vu repeat_byte(Vu v) {
+BRAID_INLINE Vu repeat_byte(Vu v, int i) {
 #if defined(BRAID_ISA_avx512)
   return (Vu)_mm512_shuffle_epi8(
       (__m512i)v,

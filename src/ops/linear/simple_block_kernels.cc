@@ -18,7 +18,7 @@ BRAID_INLINE void load_nibbles(const RowGroup& rows, int64_t offset, Vu* codes) 
 }
 
 BRAID_INLINE void add_fifth_bits(Vu bits, Vu* codes) {
-  unroll<0, 8>(BRAID_UNROLLED(i) { codes[i.value] |= fifth_bits<i.value>(bits); });
+  BRAID_LOOP(int i = 0; i < 8; ++i) codes[i] |= fifth_bits(bits, i);
 }
 
 struct Q8_0Decoder {

@@ -191,6 +191,37 @@ TEST_P(LinearTest, ExpertsMatchTheirOwnProducts) {
   }
 }
 
+TEST_P(LinearTest, ManyExpertsFindTheirTokens) {
+  constexpr int64_t kRows = 33, kCols = 64;
+  for (const int64_t experts : {64, 65, 300}) {
+    const Weight w = random_weight(random, FormatId::kQ8_0, {experts, kRows, kCols});
+    std::vector<int32_t> offsets(1, 0);
+    for (int64_t e = 0; e < experts; ++e) {
+      offsets.push_back(offsets.back() + static_cast<int32_t>(random.pick({0, 0, 0, 1, 2, 70})));
+    }
+    PaddedTensor x({offsets.back(), kCols}, 0);
+    x.fill_normal(random);
+    Workspace::Scope scope(workspace);
+    const LinearInput input =
+        prepare_linear_input(stream, workspace, x, ActivationPrecision::kInt8);
+    PaddedTensor y({offsets.back(), kRows}, 3);
+    grouped_linear(stream, w, input, offsets, y);
+    EXPECT_TRUE(y.gaps_untouched());
+    for (int64_t e = 0; e < experts; ++e) {
+      Weight expert = w;
+      expert.shape = {kRows, kCols};
+      expert.data = w.data + e * kRows * w.row_bytes();
+      const int64_t count = offsets[e + 1] - offsets[e];
+      const PaddedTensor alone =
+          multiply(expert, x.view().rows(offsets[e], count), ActivationPrecision::kInt8);
+      for (int64_t t = 0; t < count; ++t) {
+        expect_same_bits(alone.row(t), y.row(offsets[e] + t), kRows,
+                         fmt::format("expert {} of {}", e, experts));
+      }
+    }
+  }
+}
+
 TEST_P(LinearTest, RoundsInputsToInt8) {
   PaddedTensor x({40, 96}, 1);
   x.fill_normal(random, 3);

@@ -31,8 +31,8 @@ TEST_P(PanelTest, ProductsHaveTheBitsOfRows) {
   for (int id = kFirstBlockFormat; id < kNumFormats; ++id) {
     const QuantFormat& format = quant_format(static_cast<FormatId>(id));
     const int64_t block = format.block_elements;
-    for (const int64_t rows : {1, 15, 16, 17, 33, 67}) {
-      // One block; an odd number of them; more than a stretch of few tokens (16 KiB of a panel).
+    for (const int64_t rows : {1, 15, 16, 17, 33, 67, 234}) {
+      // One block; an odd number of them; more than some stretches of few tokens.
       const int64_t cols =
           block * random.pick<int64_t>({1, 3, 20480 / format.block_bytes / 16 + 1});
       const Weight w = random_weight(random, format.id, {rows, cols});
