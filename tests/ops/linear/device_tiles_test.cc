@@ -54,7 +54,7 @@ TEST_P(DeviceTilesTest, ProductsMatchReference) {
           Workspace::Scope scope(workspace);
           const LinearInput input =
               prepare_linear_input(stream, workspace, x.view().rows(0, tokens), precision);
-          const std::vector<double> inputs = reference::rounded_inputs(input, false, *w.format);
+          const std::vector<double> inputs = reference::rounded_inputs(input, false, *weight.format);
           PaddedTensor y({tokens, rows}, 3);
           linear(stream, tiles, input, y);
           EXPECT_TRUE(y.gaps_untouched());
@@ -97,7 +97,7 @@ TEST_P(DeviceTilesTest, ExpertsMatchReference) {
                                  cols, offsets.back(), static_cast<int>(precision)));
         Workspace::Scope scope(workspace);
         const LinearInput input = prepare_linear_input(stream, workspace, x, precision);
-        const std::vector<double> inputs = reference::rounded_inputs(input, false, *w.format);
+        const std::vector<double> inputs = reference::rounded_inputs(input, false, *weight.format);
         PaddedTensor y({offsets.back(), rows}, 3);
         grouped_linear(stream, tiles, input, offsets, y);
         EXPECT_TRUE(y.gaps_untouched());
