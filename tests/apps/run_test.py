@@ -83,7 +83,7 @@ class PromptTest(CliCase):
                     self.assertLessEqual(drafts["accepted"], drafts["drafted"])
                     if policy == "fixed" and drafter != "ngram":
                         self.assertGreater(drafts["accepted"], 0)
-        result = self.braid("run", *prompt, "--temp", "0", "--speculate", "ngram")
+        result = self.braid("run", *prompt, "--temp", "0", "--speculate", "ngram", "--draft-policy", "fixed")
         self.assertIn("drafts accepted", result.stderr.decode())
 
     def test_speculation_with_batches(self):

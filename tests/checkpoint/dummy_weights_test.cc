@@ -76,7 +76,9 @@ TEST(DummyWeights, LargeOnesAreTheSameEachTimeAndDoNotRepeat) {
                    static_cast<size_t>(first.row_bytes()));
     }
     EXPECT_EQ(rows.count(std::string(static_cast<size_t>(first.row_bytes()), '\0')), 0u);
-    EXPECT_GT(rows.size(), static_cast<size_t>(first.rows()) / 100);
+    // A block of w8c is a whole row, and the pool they are drawn from holds few of those.
+    const size_t enough = id == FormatId::kW8C ? 32 : static_cast<size_t>(first.rows()) / 100;
+    EXPECT_GT(rows.size(), enough);
   }
 }
 

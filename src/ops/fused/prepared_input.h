@@ -6,8 +6,9 @@
 namespace braid {
 
 // Inputs of matrix products that come straight out of another op. The results are those of the two
-// ops in turn, bit for bit; on a CUDA device with rounded inputs they are one pass, and the float32
-// values (LinearInput::x) are then not written.
+// ops in turn, bit for bit; on a CUDA device with rounded inputs they are one pass, sums over rows
+// of up to 512 elements have another order, and the float32 values (LinearInput::x) are not
+// written.
 
 // prepare_linear_input(rms_norm(x)).  x: [tokens, width]; weight as rms_norm takes it.
 LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const TensorView& x,

@@ -28,7 +28,8 @@ inline constexpr size_t kMaxInputNorms = 4;
 
 // x ← (x + rms_norm(y)) · factor, then inputs[i] = prepare_normed_input(x, norms[i]). The results
 // are those of the single ops in turn, bit for bit; on a CUDA device it is one pass where all
-// inputs are rounded. Equal norms share one input. x: [tokens, width].
+// inputs are rounded, and sums over rows of up to 512 elements have another order. Equal norms
+// share one input. x: [tokens, width].
 void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
                 const TensorView& x, std::span<const InputNorm> norms,
                 std::span<LinearInput> inputs);

@@ -54,7 +54,8 @@ TEST_P(DeviceTilesTest, ProductsMatchReference) {
           Workspace::Scope scope(workspace);
           const LinearInput input =
               prepare_linear_input(stream, workspace, x.view().rows(0, tokens), precision);
-          const std::vector<double> inputs = reference::rounded_inputs(input, false, *weight.format);
+          const std::vector<double> inputs =
+              reference::rounded_inputs(input, false, *weight.format);
           PaddedTensor y({tokens, rows}, 3);
           linear(stream, tiles, input, y);
           EXPECT_TRUE(y.gaps_untouched());
