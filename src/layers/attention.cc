@@ -19,11 +19,6 @@ void prepare_heads(StepContext& step, int64_t layer, const TensorView& q, const 
   braid::prepare_heads(step.stream, step.workspace, q, k, v, options, kv.sequences, kv.store);
 }
 
-void store_kv(StepContext& step, int64_t layer, const TensorView& k, const TensorView& v) {
-  const StepContext::LayerKv& kv = step.layer_kv[layer];
-  write_kv(step.stream, k, v, kv.sequences, kv.store);
-}
-
 TensorView attend(StepContext& step, int64_t layer, const TensorView& q,
                   const AttentionOptions& options) {
   const StepContext::LayerKv& kv = step.layer_kv[layer];

@@ -9,7 +9,7 @@ namespace braid {
 
 // Queries, keys and values as attention takes them, from their projections q [tokens, heads,
 // head_dim], k and v [tokens, kv_heads, head_dim] (empty if the layer borrows those of another):
-// head norms, rotary embedding, and keys and values into the cache. v_norm: null for none.
+// head norms, rotary embedding, and keys and values into the cache. v: null for no norm.
 struct HeadNorms {
   const RmsNorm& q;
   const RmsNorm& k;
@@ -18,9 +18,6 @@ struct HeadNorms {
 void prepare_heads(StepContext& step, int64_t layer, const TensorView& q, const TensorView& k,
                    const TensorView& v, const HeadNorms& norms, const Rotary& rotary,
                    const Rotary::Tables& tables);
-
-// Stores the new keys and values of `layer`.  k, v: [tokens, kv_heads, head_dim].
-void store_kv(StepContext& step, int64_t layer, const TensorView& k, const TensorView& v);
 
 // Attention of the step's rows over what `layer` (or the layer it borrows from) has stored.
 // q: [tokens, heads, head_dim]; result: [tokens, heads · head_dim], in the step's workspace.

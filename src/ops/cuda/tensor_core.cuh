@@ -18,7 +18,9 @@ __device__ __forceinline__ void copy16_async(uint32_t to, const void* from, bool
                "r"(wanted ? 16 : 0)
                : "memory");
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 // Waits for all but the newest kLeft groups of this thread's copies.
 template <int kLeft>
 __device__ __forceinline__ void wait_for_copies() {
@@ -48,10 +50,6 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ uint32_t as_bits(__nv_bfloat162 pair) {
-  return *reinterpret_cast<uint32_t*>(&pair);
 }
 
 }  // namespace braid::cuda

@@ -11,7 +11,6 @@ namespace braid::cuda {
 namespace {
 
 std::atomic<int> managed_scopes{0};
-std::atomic<size_t> total_bytes{0};
 
 void use_device(int device) {
   if (device < 0 || device >= num_devices()) no_such_device(device, num_devices());
@@ -87,7 +86,6 @@ class MappedMemory : public GrowingMemory {
     if (committed_ > 0) driver().unmap(address_, committed_);
     for (const CUmemGenericAllocationHandle piece : pieces_) driver().release(piece);
     driver().free(address_, reserved_);
-    total_bytes -= committed_;
   }
 
   std::byte* data() const override { return reinterpret_cast<std::byte*>(address_); }
@@ -107,7 +105,6 @@ class MappedMemory : public GrowingMemory {
       const CUmemAccessDesc access{properties_.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
       BRAID_DRIVER_CHECK(driver().set_access(address_ + committed_, piece_, &access, 1));
       committed_ += piece_;
-      total_bytes += piece_;
     }
   }
 
@@ -163,22 +160,18 @@ std::byte* allocate(size_t size_bytes, int device) {
   }
   BRAID_CUDA_CHECK(cudaMemset(data, 0, size_bytes));
   BRAID_CUDA_CHECK(cudaDeviceSynchronize());  // other streams may use it at once
-  total_bytes += size_bytes;
   return static_cast<std::byte*>(data);
 }
 
 void release(std::byte* data, size_t size_bytes, int device) noexcept {
   cudaSetDevice(device);
   cudaFree(data);
-  total_bytes -= size_bytes;
 }
 
 std::unique_ptr<GrowingMemory> reserve(size_t size_bytes, int device) {
   if (managed_scopes > 0) return std::make_unique<ManagedMemory>(size_bytes, device);
   return std::make_unique<MappedMemory>(size_bytes, device);
 }
-
-size_t allocated_bytes() { return total_bytes; }
 
 ManagedMemoryScope::ManagedMemoryScope() { ++managed_scopes; }
 ManagedMemoryScope::~ManagedMemoryScope() { --managed_scopes; }
@@ -193,12 +186,6 @@ void copy_to_device(std::byte* target, const void* source, size_t size_bytes, in
 void copy_to_host(void* target, const std::byte* source, size_t size_bytes, int device) {
   BRAID_CUDA_CHECK(cudaSetDevice(device));
   BRAID_CUDA_CHECK(cudaMemcpy(target, source, size_bytes, cudaMemcpyDeviceToHost));
-}
-
-void copy_on_device(std::byte* target, const std::byte* source, size_t size_bytes, int device) {
-  BRAID_CUDA_CHECK(cudaSetDevice(device));
-  BRAID_CUDA_CHECK(cudaMemcpy(target, source, size_bytes, cudaMemcpyDeviceToDevice));
-  BRAID_CUDA_CHECK(cudaStreamSynchronize(nullptr));
 }
 
 }  // namespace braid::cuda

@@ -29,9 +29,6 @@ class GrowingMemory {
 };
 std::unique_ptr<GrowingMemory> reserve(size_t size_bytes, int device);
 
-// Device memory that this process holds through the functions above.
-size_t allocated_bytes();
-
 // Allocations made while one of these lives can be read and written by the host too; for tests.
 class ManagedMemoryScope {
  public:
@@ -43,6 +40,5 @@ class ManagedMemoryScope {
 
 void copy_to_device(std::byte* target, const void* source, size_t size_bytes, int device);
 void copy_to_host(void* target, const std::byte* source, size_t size_bytes, int device);
-void copy_on_device(std::byte* target, const std::byte* source, size_t size_bytes, int device);
 
 }  // namespace braid::cuda

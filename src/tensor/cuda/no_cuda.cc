@@ -16,13 +16,11 @@ bool built_in() { return false; }
 int num_devices() { return 0; }
 std::byte* allocate(size_t, int device) { refuse(device); }
 std::unique_ptr<GrowingMemory> reserve(size_t, int device) { refuse(device); }
-size_t allocated_bytes() { return 0; }
 ManagedMemoryScope::ManagedMemoryScope() { refuse(0); }
 ManagedMemoryScope::~ManagedMemoryScope() = default;
 void release(std::byte*, size_t, int) noexcept {}
 void copy_to_device(std::byte*, const void*, size_t, int device) { refuse(device); }
 void copy_to_host(void*, const std::byte*, size_t, int device) { refuse(device); }
-void copy_on_device(std::byte*, const std::byte*, size_t, int device) { refuse(device); }
 
 StreamState* create_stream_state(int device) { refuse(device); }
 void destroy_stream_state(StreamState*) noexcept {}

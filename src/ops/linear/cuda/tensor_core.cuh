@@ -1,10 +1,12 @@
 #pragma once
 
-// Instructions that CUDA C++ has no name for.
+// Instructions that CUDA C++ has no name for, as matrix products use them.
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
+
+#include "ops/cuda/tensor_core.cuh"
 
 namespace braid::cuda {
 
@@ -44,40 +46,12 @@ __device__ __forceinline__ uint4 load_streamed(const uint8_t* p) {
   return v;
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
 // 16 bytes from device to shared memory, in the background; zeros unless `valid`.
 __device__ __forceinline__ void copy_async(uint32_t shared, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(from),
                "r"(valid ? 16 : 0)
                : "memory");
 }
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// All but the newest kNewer groups of copies are done.
-template <int kNewer>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kNewer) : "memory");
-}
-
-// Four 8 × 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], uint32_t shared) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(shared)
-               : "memory");
-}
-
-// Starts bringing `bytes` (a multiple of 16, at such an address) into the second-level cache.
-__device__ __forceinline__ void prefetch_far(const void* p, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-#endif
-}
-
 // Blocks of a cluster, which exists from Hopper on.
 __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
