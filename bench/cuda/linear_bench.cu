@@ -2,7 +2,9 @@
 // CUDA graphs with programmatic edges. Every line has the time of a link and its share of the rate
 // at which this machine reads, or of its bfloat16 rate, measured in the same run.
 //
-//   linear_bench [few | plans | grouped | many]...        (all of them by default)
+//   linear_bench [few | plans | grouped | many | mlps]... [bf16]   (all of them by default)
+//
+// bf16: no other formats.
 
 #include <cuda_runtime.h>
 
@@ -14,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/fused/gated_mlps.h"
 #include "ops/linear/cuda/few_tokens.cuh"
 #include "ops/linear/linear.h"
 #include "quant/device_tiles.h"
@@ -53,6 +56,8 @@ __global__ void read_all(const uint4* p, int64_t n, uint32_t* sink) {
   }
   if (sum == 0x12345678) *sink = sum;
 }
+
+bool only_bf16 = false;
 
 struct Machine {
   ThreadPool pool{{.num_threads = 1}};
@@ -184,6 +189,7 @@ constexpr Size kSizes[] = {
 void few(Machine& m) {
   std::printf("\nfew tokens: us of a link (share of the read rate)\n");
   for (const auto [format, tiles] : kLayouts) {
+    if (only_bf16 && format != FormatId::kBF16) continue;
     for (const Size& size : kSizes) {
       const Problem one{format, 0, size.rows, size.cols, 1, tiles};
       std::printf("%-10s %s %6ldx%5ld %6.1fMiB", one.quant().name.data(), size.model, size.rows,
@@ -251,6 +257,7 @@ void grouped(Machine& m) {
   constexpr Group kGroups[] = {
       {128, 1408, 2816, 8}, {128, 2816, 704, 8}, {512, 1024, 2048, 10}, {512, 2048, 512, 10}};
   for (const auto [format, tiles] : kLayouts) {
+    if (only_bf16 && format != FormatId::kBF16) continue;
     for (const Group& g : kGroups) {
       std::printf("%-10s %3ldx%4ldx%4ld",
                   Problem{format, 0, g.rows, g.cols, 1, tiles}.quant().name.data(), g.experts,
@@ -275,7 +282,7 @@ void many(Machine& m) {
     if (size.rows > 100000) continue;
     std::printf("%6ldx%5ld", size.rows, size.cols);
     for (const auto [format, tiles] : kLayouts) {
-      if (format != FormatId::kBF16 && !tiles) continue;
+      if (format != FormatId::kBF16 && (only_bf16 || !tiles)) continue;
       for (const int64_t tokens : {64, 256, 2048}) {
         if (format == FormatId::kQ8_0 && tokens < 2048) continue;
         const Problem p{format, 0, size.rows, size.cols, tokens, tiles};
@@ -283,6 +290,80 @@ void many(Machine& m) {
         std::printf(" |%s %ld %6.1f %2.0f%%", p.quant().name.data(), tokens, us,
                     200.0 * tokens * p.rows * p.cols / (us * 1e-6) / m.bf16_rate);
       }
+    }
+    std::printf("\n");
+  }
+}
+
+// Whole gated blocks: a dense one, experts, or both at once.
+void mlps(Machine& m) {
+  std::printf("\ngated blocks, bf16: us (share of the read rate)\n");
+  struct Block {
+    int64_t hidden, dense, experts, width;
+    int picks;
+  };
+  constexpr Block kBlocks[] = {{2816, 2112, 0, 0, 0},      {2816, 0, 128, 704, 8},
+                               {2816, 2112, 128, 704, 8},  {3840, 15360, 0, 0, 0},
+                               {2048, 512, 512, 512, 10}};
+  Workspace workspace(size_t{1} << 30, m.stream.device());
+  const Device device = m.stream.device();
+  for (const Block& b : kBlocks) {
+    std::printf("hidden %ld, %ld + %ld x %ld:", b.hidden, b.dense, b.experts, b.width);
+    for (const int64_t tokens : {1, 8, 10, 32}) {
+      const int touched = b.experts > 0 ? route(m, tokens, b.picks, b.experts) : 0;
+      const int64_t pairs = tokens * b.picks;
+      const QuantFormat& format = quant_format(FormatId::kBF16);
+      const int64_t dense_bytes = 6 * b.hidden * b.dense, expert_bytes = 6 * b.hidden * b.width;
+      const int64_t link_bytes = dense_bytes + b.experts * expert_bytes;
+      const int links = static_cast<int>(
+          std::clamp<int64_t>(static_cast<int64_t>(kPoolBytes) / link_bytes, 2, 48));
+      LinearInput input;
+      input.precision = ActivationPrecision::kBF16;
+      input.x = TensorView(m.x.data(), DType::kF32, {tokens, b.hidden}, device);
+      input.packed = TensorView(m.x.data(), DType::kBF16, {tokens, b.hidden}, device);
+      const TensorView dense_out(m.y.data(), DType::kF32, {tokens, b.hidden}, device);
+      const TensorView expert_out(m.y.data() + (64 << 20), DType::kF32,
+                                  {std::max<int64_t>(pairs, 1), b.hidden}, device);
+      // The pairs' tokens: any will do.
+      ExpertGroups groups;
+      groups.offsets =
+          TensorView(m.offsets.data(), DType::kI32, {std::max<int64_t>(b.experts, 1) + 1}, device);
+      std::vector<int32_t> rows(static_cast<size_t>(std::max<int64_t>(pairs, 1)));
+      for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i) % tokens;
+      copy_to_device(m.y.data() + (128 << 20), rows.data(), rows.size() * 4, 0);
+      groups.tokens = TensorView(m.y.data() + (128 << 20), DType::kI32,
+                                 {static_cast<int64_t>(rows.size())}, device);
+      bool done = true;
+      const double us = time_chain(m, links, [&](int link) {
+        Workspace::Scope scope(workspace);
+        const std::byte* at = m.weights.data() + link % (links - 1) * link_bytes;
+        const auto weight = [&](const Shape& shape) {
+          Weight w{.format = &format, .shape = shape, .data = at};
+          at += shape.num_elements() * 2;
+          return w;
+        };
+        const Weight none;
+        const Weight gate = weight({2 * std::max<int64_t>(b.dense, 1), b.hidden});
+        const Weight down = weight({b.hidden, std::max<int64_t>(b.dense, 1)});
+        std::vector<GatedMlpCall> calls;
+        if (b.dense > 0) {
+          calls.push_back(
+              {Activation::kGeluTanh, &gate, &none, &down, &input, nullptr, dense_out});
+        } else {
+          at = m.weights.data() + link % (links - 1) * link_bytes;
+        }
+        Weight expert_gate, expert_down;
+        if (b.experts > 0) {
+          expert_gate = weight({b.experts, 2 * b.width, b.hidden});
+          expert_down = weight({b.experts, b.hidden, b.width});
+          calls.push_back({Activation::kGeluTanh, &expert_gate, &none, &expert_down, &input,
+                           &groups, expert_out});
+        }
+        done = gated_mlps(m.stream, workspace, calls) && done;
+      });
+      std::printf(" |%3ld: %6.1f %3.0f%%%s", tokens, us,
+                  100 * (dense_bytes + touched * expert_bytes) / (us * 1e-6) / m.read_rate,
+                  done ? "" : " REFUSED");
     }
     std::printf("\n");
   }
@@ -318,13 +399,15 @@ int main(int argc, char** argv) {
   fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(m.x.data()),
                                  static_cast<int64_t>(m.x.size_bytes() / 4));
   measure_ceilings(m);
+  for (int i = 1; i < argc; ++i) only_bf16 = only_bf16 || std::strcmp(argv[i], "bf16") == 0;
   const auto wanted = [&](const char* name) {
-    if (argc == 1) return true;
+    if (argc == 1 + (only_bf16 ? 1 : 0)) return true;
     for (int i = 1; i < argc; ++i) {
       if (std::strcmp(argv[i], name) == 0) return true;
     }
     return false;
   };
+  if (wanted("mlps")) mlps(m);
   if (wanted("many")) many(m);
   if (wanted("plans")) plans(m);
   if (wanted("few")) few(m);

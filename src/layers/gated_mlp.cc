@@ -16,10 +16,20 @@ TensorView GatedMlp::run(StepContext& step, const RmsNorm& norm, const TensorVie
 }
 
 TensorView GatedMlp::run(StepContext& step, const LinearInput& input) const {
+  const TensorView out = step.workspace.take(DType::kF32, {input.x.dim(0), out_features()});
+  run(step, input, out);
+  return out;
+}
+
+void GatedMlp::run(StepContext& step, const LinearInput& input, const TensorView& out) const {
   const LayerScope scope(step.stream, "mlp");
+  const GatedMlpCall calls[] = {call(input, out)};
+  if (gated_mlps(step.stream, step.workspace, calls)) return;
   const auto [gate, up] = run_all(step, input, {&gate_, &up_});
-  return down_.run(step, prepare_gated_input(step.stream, step.workspace, activation_, gate, up,
-                                             braid::input_rounding(step, {&down_.weight()})));
+  linear(step.stream, down_.weight(),
+         prepare_gated_input(step.stream, step.workspace, activation_, gate, up,
+                             braid::input_rounding(step, {&down_.weight()})),
+         out);
 }
 
 }  // namespace braid

@@ -3,6 +3,7 @@
 #include "layers/linear.h"
 #include "layers/norm.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/fused/gated_mlps.h"
 
 namespace braid {
 
@@ -26,6 +27,13 @@ class GatedMlp {
     placement.place_joined({&gate_.weight(), &up_.weight()});
     placement.place(down_);
   }
+
+  // The same as a call that leaves it in `out`, for several at once.
+  GatedMlpCall call(const LinearInput& input, const TensorView& out) const {
+    return {activation_, &gate_.weight(), &up_.weight(), &down_.weight(), &input, nullptr, out};
+  }
+  void run(StepContext& step, const LinearInput& input, const TensorView& out) const;
+  int64_t out_features() const { return down_.out_features(); }
 
   // The same of an input of this precision.
   TensorView run(StepContext& step, const LinearInput& input) const;

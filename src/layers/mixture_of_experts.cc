@@ -7,24 +7,34 @@
 namespace braid {
 
 MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const LinearInput& x,
-                                                        const TensorView& router_logits) const {
+                                                        const TensorView& router_logits,
+                                                        const Beside& beside) const {
   Stream& stream = step.stream;
   const LayerScope scope(stream, "moe");
   Workspace& workspace = step.workspace;
   const int64_t tokens = router_logits.dim(0);
   const int64_t pairs = tokens * top_k_;
   const Weight& down = weights_.down;
-  const int64_t width = down.cols();
 
   Outputs outputs;
   outputs.experts = workspace.take(DType::kI32, {tokens, top_k_});
   outputs.weights = workspace.take(DType::kF32, {tokens, top_k_});
   outputs.groups = route_to_experts(stream, workspace, router_logits, weights_.expert_scale,
                                     outputs.experts, outputs.weights, softmax_);
+  outputs.rows = workspace.take(DType::kF32, {pairs, down.rows()});
+  const bool joined = !weights_.gate_up.empty();
+  const GatedMlpCall calls[] = {
+      beside.mlp.call(beside.x, beside.out),
+      {activation_, joined ? &weights_.gate_up : &weights_.gate, &weights_.up, &down, &x,
+       &outputs.groups, outputs.rows}};
+  if (gated_mlps(stream, workspace, calls)) return outputs;
+
+  beside.mlp.run(step, beside.x, beside.out);
   const TensorView& offsets = outputs.groups.offsets;
   const LinearInput sorted = gather_input(stream, workspace, x, outputs.groups.tokens);
+  const int64_t width = down.cols();
   TensorView gate, up;
-  if (!weights_.gate_up.empty()) {
+  if (joined) {
     const TensorView gate_up = workspace.take(DType::kF32, {pairs, 2 * width});
     grouped_linear(stream, weights_.gate_up, sorted, offsets, gate_up);
     gate = gate_up.columns(0, width);
@@ -37,15 +47,14 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
   }
   const LinearInput activated = prepare_gated_input(stream, workspace, activation_, gate, up,
                                                     braid::input_rounding(step, {&down}));
-  outputs.rows = workspace.take(DType::kF32, {pairs, down.rows()});
   grouped_linear(stream, down, activated, offsets, outputs.rows);
   return outputs;
 }
 
 TensorView MixtureOfExperts::run(StepContext& step, const LinearInput& x,
-                                 const TensorView& router_logits) const {
+                                 const TensorView& router_logits, const Beside& beside) const {
   const LayerScope scope(step.stream, "moe");
-  const Outputs outputs = run_experts(step, x, router_logits);
+  const Outputs outputs = run_experts(step, x, router_logits, beside);
   const TensorView out =
       step.workspace.take(DType::kF32, {router_logits.dim(0), outputs.rows.dim(1)});
   combine_experts(step.stream, outputs.rows, outputs.groups, outputs.experts, outputs.weights, out);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "layers/gated_mlp.h"
 #include "layers/linear.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/moe/moe.h"
@@ -31,11 +32,19 @@ class MixtureOfExperts {
     TensorView experts, weights;  // [tokens, top_k]
   };
 
+  // A block that every token passes; its weights are read in one go with the experts'.
+  struct Beside {
+    const GatedMlp& mlp;
+    const LinearInput& x;
+    TensorView out;  // [tokens, hidden]
+  };
+
   // x: [tokens, hidden], of input_rounding(); router_logits: [tokens, experts].
-  Outputs run_experts(StepContext& step, const LinearInput& x,
-                      const TensorView& router_logits) const;
+  Outputs run_experts(StepContext& step, const LinearInput& x, const TensorView& router_logits,
+                      const Beside& beside) const;
   // The same, combined: [tokens, hidden].
-  TensorView run(StepContext& step, const LinearInput& x, const TensorView& router_logits) const;
+  TensorView run(StepContext& step, const LinearInput& x, const TensorView& router_logits,
+                 const Beside& beside) const;
   InputRounding input_rounding(const StepContext& step) const {
     return braid::input_rounding(step, {&weights_.gate_up, &weights_.gate, &weights_.up});
   }

@@ -12,9 +12,11 @@ std::array<InputRounding, 4> SharedExpertMoe::input_roundings(const StepContext&
 
 TensorView SharedExpertMoe::run(StepContext& step, const Inputs& x) const {
   const LayerScope scope(step.stream, "moe");
-  const TensorView out = experts_.run(step, x.experts, router_.run(step, x.router));
-  add_sigmoid_scaled(step.stream, out, shared_.run(step, x.shared),
-                     shared_gate_.run(step, x.shared_gate));
+  const TensorView router_logits = router_.run(step, x.router);
+  const TensorView shared =
+      step.workspace.take(DType::kF32, {router_logits.dim(0), shared_.out_features()});
+  const TensorView out = experts_.run(step, x.experts, router_logits, {shared_, x.shared, shared});
+  add_sigmoid_scaled(step.stream, out, shared, shared_gate_.run(step, x.shared_gate));
   return out;
 }
 

@@ -161,9 +161,10 @@ TensorView Gemma4::mlp_and_experts(StepContext& step, const Layer& layer,
                              moe.pre_experts_norm.as_input(moe.experts.input_rounding(step))};
   LinearInput inputs[3];
   add_branch(step.stream, step.workspace, attended, x, norms, inputs);
-  const TensorView dense = layer.mlp.run(step, inputs[0]);
   const TensorView router_logits = moe.router.run(step, inputs[1]);
-  const MixtureOfExperts::Outputs routed = moe.experts.run_experts(step, inputs[2], router_logits);
+  const TensorView dense = step.workspace.take(DType::kF32, x.shape());
+  const MixtureOfExperts::Outputs routed =
+      moe.experts.run_experts(step, inputs[2], router_logits, {layer.mlp, inputs[0], dense});
   combine_with_dense(
       step.stream, step.workspace, routed.rows, routed.groups, routed.experts, routed.weights,
       {moe.post_mlp_norm.weight(), moe.post_experts_norm.weight(), moe.post_mlp_norm.epsilon()},

@@ -7,6 +7,7 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/embedding/embedding.h"
 #include "ops/fused/attention_heads.h"
+#include "ops/fused/gated_mlps.h"
 #include "ops/fused/prepared_input.h"
 #include "ops/fused/residual.h"
 #include "ops/gated_delta/gated_delta.h"
@@ -93,6 +94,8 @@ LinearInput gather_packed_input(Stream& stream, Workspace& workspace, const Line
 bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, const TensorView& v,
                    const HeadOptions& options, std::span<const SequenceRows> sequences,
                    const PagedKv& cache);
+
+bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  ActivationPrecision precision);

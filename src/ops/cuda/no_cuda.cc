@@ -88,6 +88,7 @@ bool prepare_heads(Stream&, const TensorView&, const TensorView&, const TensorVi
                    const HeadOptions&, std::span<const SequenceRows>, const PagedKv&) {
   refuse();
 }
+bool gated_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
 LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, ActivationPrecision) {
   refuse();
 }

@@ -66,6 +66,9 @@ class DeviceStream : public StreamState {
     overlaps_ = major >= 9;
     BRAID_CUDA_CHECK(cudaMallocHost(&staging_, kTableBytes));
     BRAID_CUDA_CHECK(cudaMalloc(&tables_, kTableBytes));
+    BRAID_CUDA_CHECK(cudaMalloc(&counters_, kNumCounters * sizeof(int32_t)));
+    BRAID_CUDA_CHECK(cudaMemset(counters_, 0, kNumCounters * sizeof(int32_t)));
+    BRAID_CUDA_CHECK(cudaDeviceSynchronize());
   }
 
   ~DeviceStream() override {
@@ -73,6 +76,7 @@ class DeviceStream : public StreamState {
     cudaStreamSynchronize(stream_);
     if (library_ != nullptr) cublasLtDestroy(library_);
     if (library_memory_ != nullptr) cudaFree(library_memory_);
+    cudaFree(counters_);
     cudaFree(tables_);
     cudaFreeHost(staging_);
     cudaStreamDestroy(beside_);
@@ -140,6 +144,8 @@ class DeviceStream : public StreamState {
     return target;
   }
 
+  int32_t* counters() override { return counters_; }
+
   std::span<std::byte> library_workspace() override {
     if (library_memory_ == nullptr) BRAID_CUDA_CHECK(cudaMalloc(&library_memory_, kLibraryBytes));
     return {library_memory_, kLibraryBytes};
@@ -191,6 +197,7 @@ class DeviceStream : public StreamState {
   bool recording_ = false;
   std::byte* staging_ = nullptr;
   std::byte* tables_ = nullptr;
+  int32_t* counters_ = nullptr;
   size_t used_ = 0;
   size_t layout_ = 0;  // of the sizes so far
   std::unordered_map<const void*, Table> known_;

@@ -62,6 +62,10 @@ class StreamState {
   virtual const void* table(const void* key, size_t bytes,
                             const std::function<void(std::byte*)>& make) = 0;
 
+  // kNumCounters numbers in device memory, zero at first. A kernel that uses them leaves zeros.
+  static constexpr int kNumCounters = 4096;
+  virtual int32_t* counters() = 0;
+
   // Memory for matrix libraries, for use by one op at a time.
   virtual std::span<std::byte> library_workspace() = 0;
   // cublasLtHandle_t

@@ -2,6 +2,7 @@
 #include "ops/cuda/launch.cuh"
 #include "ops/linear/cuda/products.h"
 #include "ops/linear/cuda/tensor_core.cuh"
+#include "ops/linear/cuda/weight_stream.h"
 #include "quant/device_tiles.h"
 
 namespace braid::cuda {
@@ -9,8 +10,7 @@ namespace {
 
 // Up to this many tokens exact_products() reads weights about once.
 constexpr int kFewExactTokens = 64;
-// Tokens per expert, on average, up to which few_tokens_products() is the faster.
-constexpr int kFewTokensPerExpert = 8;
+const bool no_stream = getenv("BRAID_NO_STREAM") != nullptr;
 
 // Rounds to bfloat16; eight columns a thread.
 __global__ void round_inputs(Rows<const float> x, int cols, Rows<uint16_t> packed,
@@ -28,7 +28,9 @@ __global__ void round_inputs(Rows<const float> x, int cols, Rows<uint16_t> packe
                  pack_bfloat16(v[6], v[7]));
 }
 
-Products make_products(const Weight& w, const LinearInput& x, const TensorView& y) {
+}  // namespace
+
+Products products_of(const Weight& w, const LinearInput& x) {
   Products products{};
   products.tiles = in_tiles(*w.format);
   BRAID_CHECK(products.tiles || !w.format->panels(), "{} weights on a CUDA device", w.format->name);
@@ -45,6 +47,14 @@ Products make_products(const Weight& w, const LinearInput& x, const TensorView& 
     products.x = x.x.data<float>();
     products.x_stride = x.x.row_stride();
   }
+  products.tokens = static_cast<int>(x.x.dim(0));
+  return products;
+}
+
+namespace {
+
+Products make_products(const Weight& w, const LinearInput& x, const TensorView& y) {
+  Products products = products_of(w, x);
   products.y = y.data<float>();
   products.y_stride = y.row_stride();
   products.tokens = static_cast<int>(y.dim(0));
@@ -77,7 +87,9 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
   const Products products = make_products(w, x, y);
   const bool exact = products.packed == nullptr || products.format == FormatId::kF32;
   const bool streams = !exact && few_tokens_can(products);
-  if (streams && products.tokens <= most_few_tokens(products)) {
+  if (!exact && products.tokens <= kMostStreamTokens && can_stream(stream, products) && !no_stream) {
+    stream_products(stream, products);
+  } else if (streams && products.tokens <= most_few_tokens(products)) {
     few_tokens_products(stream, products);
   } else if ((!streams && products.tokens <= kFewExactTokens) ||
              !library_products(stream, products)) {
@@ -93,6 +105,9 @@ void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const
   products.offsets = on_device(stream.cuda(), offsets);
   if (products.packed == nullptr || !few_tokens_can(products)) {
     exact_products(stream, products);
+  } else if (products.tokens <= kFewTokensPerExpert * products.experts &&
+             can_stream(stream, products) && !no_stream) {
+    stream_products(stream, products);
   } else if (products.tokens <= kFewTokensPerExpert * products.experts) {
     few_tokens_products(stream, products);
   } else {

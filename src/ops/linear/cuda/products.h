@@ -27,6 +27,11 @@ struct Products {
 };
 
 inline constexpr int kPackedColumns = 64;
+// Tokens per expert, on average, up to which weights are streamed past them.
+inline constexpr int kFewTokensPerExpert = 8;
+
+// Without outputs; tokens are those of x.
+Products products_of(const Weight& w, const LinearInput& x);
 
 // Float32 sums of products by the ordinary units, of inputs in either form; any size and alignment
 // of rows that a Weight can have.

@@ -1,0 +1,91 @@
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/tensor_map.h"
+#include "ops/fused/cuda/packed_rows.cuh"
+#include "ops/linear/cuda/weight_stream.h"
+
+namespace braid::cuda {
+namespace {
+
+constexpr int kWidthMultiple = 64;
+
+int experts_of(const GatedMlpCall& call) {
+  return call.groups == nullptr ? 0 : static_cast<int>(call.gate->shape.dim(0));
+}
+
+bool fits(Stream& stream, const GatedMlpCall& call) {
+  const int width = static_cast<int>(call.down->cols());
+  const int experts = experts_of(call);
+  const auto streams = [&](const Weight& w) {
+    if (w.empty()) return true;
+    Products products = products_of(w, *call.x);
+    if (&w == call.down) products.packed_stride = width;  // of inputs yet to come
+    return can_stream(stream, products);
+  };
+  const int64_t rows = call.out.dim(0);
+  return call.x->packed.rank() == 2 && width % kWidthMultiple == 0 && streams(*call.gate) &&
+         streams(*call.up) && streams(*call.down) &&
+         rows <= (experts > 0 ? kFewTokensPerExpert * experts : kMostStreamTokens);
+}
+
+}  // namespace
+
+bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls) {
+  StreamPlan plan{};
+  for (const GatedMlpCall& call : calls) {
+    if (!fits(stream, call)) return false;
+    const int rows = static_cast<int>(call.out.dim(0)), experts = experts_of(call);
+    if (experts > 0) {
+      plan.pairs = rows;
+      plan.experts = experts;
+      plan.offsets = call.groups->offsets.data<int32_t>();
+    } else {
+      plan.tokens = rows;
+    }
+    plan.token_tiles = std::max(plan.token_tiles, stream_token_tiles(rows, experts));
+  }
+  plan.num_counters = 1;  // the first one counts blocks
+  const int num_calls = static_cast<int>(calls.size());
+  plan.num_phases = 2 * num_calls;
+  for (int i = 0; i < num_calls; ++i) {
+    const GatedMlpCall& call = calls[i];
+    const bool routed = call.groups != nullptr;
+    const int width = static_cast<int>(call.down->cols());
+    const PackedRows activated(workspace, call.out.dim(0), width);
+
+    Products products = products_of(*call.gate, *call.x);
+    products.experts = experts_of(call);
+    products.rows = width;
+    const int matrices = std::max(products.experts, 1);
+    StreamPhase& first = plan.phases[i];
+    // Many short units where there are many matrices; enough of them where there is one.
+    first = stream_phase(products, routed ? 8 : stream_row_warps(2 * width, products.cols), true);
+    const bool joined = call.up->empty();
+    const Weight& up = joined ? *call.gate : *call.up;
+    first.up = make_tensor_map(up.data, int64_t{first.expert_rows} * matrices, products.cols,
+                               first.rows_a_unit());
+    first.up_row = joined ? width : 0;
+    first.activation = call.activation;
+    first.x_rows = routed ? call.groups->tokens.data<int32_t>() : nullptr;
+    first.packed = activated.rows().data;
+    first.out_stride = activated.rows().stride;
+    first.counts = plan.num_counters;
+    plan.num_counters += plan.most_tiles(routed);
+
+    products = products_of(*call.down, activated.input(call.out));
+    products.experts = experts_of(call);
+    StreamPhase& second = plan.phases[num_calls + i];
+    second = stream_phase(products, routed ? 8 : stream_row_warps(products.rows, width), false);
+    second.y = call.out.data<float>();
+    second.out_stride = call.out.row_stride();
+    second.awaits = first.counts;
+    second.awaited = first.units();
+  }
+  if (plan.num_counters > StreamState::kNumCounters) return false;
+  plan.counters = stream.cuda().counters();
+  stream_weights(stream, plan);
+  stream.cuda().finish_op("gated_mlps");
+  return true;
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <span>
+
+#include "ops/elementwise/elementwise.h"
+#include "ops/linear/linear.h"
+#include "ops/moe/moe.h"
+
+namespace braid {
+
+// out = W_down·(f(W_gate·x) ⊙ (W_up·x)), of one block or of experts.
+struct GatedMlpCall {
+  Activation activation;
+  const Weight* gate;  // [width, hidden] or [experts, width, hidden]; with the up rows after each
+                       // matrix's gate rows if `up` is empty
+  const Weight* up;
+  const Weight* down;    // [hidden, width] or [experts, hidden, width]
+  const LinearInput* x;  // [tokens, hidden]
+  // Of experts: who meets whom. Null: every token.
+  const ExpertGroups* groups;
+  TensorView out;  // [tokens, hidden], or [pairs, hidden] sorted by expert
+};
+
+// At most one call without groups and one with, as one pass over their weights, where the device
+// has that for their formats and sizes; the inputs of W_down are then rounded as x is. False:
+// nothing was done, and the single ops are the way. The results differ from theirs only in the
+// order of sums.
+bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
+
+}  // namespace braid

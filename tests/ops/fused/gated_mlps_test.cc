@@ -1,0 +1,239 @@
+#include "ops/fused/gated_mlps.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "ops/linear/random_weight.h"
+#include "ops/op_test.h"
+#include "reference/elementwise.h"
+#include "reference/linear.h"
+#include "tensor/cuda/stream_state.h"
+
+namespace braid {
+namespace {
+
+struct Sizes {
+  int64_t tokens, hidden;
+  int64_t dense_width = 0;    // 0: only experts
+  int64_t expert_width = 0;   // 0: only the dense block
+  int64_t experts = 0, top_k = 0;
+  bool joined = true;         // gate and up of the experts in one tensor
+};
+
+// One gated block in double, with a bound of the error of each output: sums of floats in any order,
+// tensor cores that may cut off (twice the error of rounding), the activation in float32 (a few
+// roundings), its result rounded to bfloat16 once.
+struct Expected {
+  std::vector<double> value, bound;
+};
+
+class GatedMlpsTest : public OpTest {
+ protected:
+  static constexpr double kActivationRoundings = 8;
+  // |f'| of both activations stays below this.
+  static constexpr double kSlope = 1.13;
+
+  Weight weight(const Shape& shape) {
+    Weight w = random_weight(random, FormatId::kBF16, shape);
+    return w;
+  }
+
+  static double activate(Activation activation, double x) {
+    return activation == Activation::kSilu ? x / (1 + std::exp(-x)) : reference::gelu_tanh(x);
+  }
+
+  // gate, up: [width, hidden]; down: [hidden, width].
+  static Expected reference_of(Activation activation, const float* gate, const float* up,
+                               const float* down, const double* x, int64_t hidden, int64_t width) {
+    const double sum_error = 2 * kUnitRoundoff * static_cast<double>(hidden + 1) * 1.01;
+    std::vector<double> h(static_cast<size_t>(width)), error(h.size());
+    for (int64_t i = 0; i < width; ++i) {
+      const auto g = reference::dot(gate + i * hidden, x, hidden);
+      const auto u = reference::dot(up + i * hidden, x, hidden);
+      const double f = activate(activation, g.value);
+      h[i] = f * u.value;
+      const double before = kSlope * sum_error * g.magnitude * std::fabs(u.value) +
+                            std::fabs(f) * sum_error * u.magnitude +
+                            kSlope * sum_error * sum_error * g.magnitude * u.magnitude +
+                            kActivationRoundings * kUnitRoundoff * std::fabs(h[i]) *
+                                (1 + std::fabs(g.value) * std::fabs(g.value));
+      error[i] = before + (std::fabs(h[i]) + before) * 0x1p-9 + 0x1p-126;
+    }
+    Expected expected;
+    for (int64_t r = 0; r < hidden; ++r) {
+      double value = 0, bound = 0;
+      for (int64_t i = 0; i < width; ++i) {
+        const double w = down[r * width + i];
+        value += w * h[i];
+        bound += std::fabs(w) * error[i] + 2 * kUnitRoundoff * static_cast<double>(width + 1) *
+                                               1.01 * std::fabs(w * h[i]);
+      }
+      expected.value.push_back(value);
+      expected.bound.push_back(bound + 0x1p-126);
+    }
+    return expected;
+  }
+
+  void expect_row(const float* actual, const Expected& expected, const std::string& where) {
+    for (size_t r = 0; r < expected.value.size(); ++r) {
+      ASSERT_LE(std::fabs(actual[r] - expected.value[r]), expected.bound[r])
+          << where << ", output " << r << ": " << actual[r] << " for " << expected.value[r];
+    }
+  }
+
+  // Random choices of experts, often the same ones.
+  TensorView choose(const Sizes& s, Tensor& storage) {
+    storage = Tensor(DType::kI32, {s.tokens, s.top_k}, device);
+    std::vector<int32_t> order(static_cast<size_t>(s.experts));
+    std::iota(order.begin(), order.end(), 0);
+    const bool crowded = random.integer(0, 1) == 1;
+    for (int64_t t = 0; t < s.tokens; ++t) {
+      if (t == 0 || !crowded) std::shuffle(order.begin(), order.end(), random.engine());
+      std::copy_n(order.begin(), s.top_k, storage.view().row<int32_t>(t));
+    }
+    return storage.view();
+  }
+
+  void check(const Sizes& s) {
+    SCOPED_TRACE(fmt::format("{} tokens, hidden {}, dense {}, {} experts of {}, {}", s.tokens,
+                             s.hidden, s.dense_width, s.experts, s.expert_width,
+                             s.joined ? "joined" : "apart"));
+    Workspace::Scope scope(workspace);
+    const auto activation = random.pick({Activation::kSilu, Activation::kGeluTanh});
+    PaddedTensor dense_x({s.tokens, s.hidden}, 0), expert_x({s.tokens, s.hidden}, 0);
+    dense_x.fill_normal(random, 0.5f);
+    expert_x.fill_normal(random, 0.5f);
+    const LinearInput dense_input =
+        prepare_linear_input(stream, workspace, dense_x, ActivationPrecision::kBF16);
+    const LinearInput expert_input =
+        prepare_linear_input(stream, workspace, expert_x, ActivationPrecision::kBF16);
+    PaddedTensor dense_out({s.tokens, s.hidden}, random.integer(0, 1) * 4);
+    PaddedTensor expert_out({std::max<int64_t>(s.tokens * s.top_k, 1), s.hidden}, 0);
+
+    std::vector<Weight> host, there;
+    host.reserve(6), there.reserve(6);
+    const auto make = [&](const Shape& shape) {
+      host.push_back(weight(shape));
+      there.push_back(on_target(host.back()));
+      return &there.back();
+    };
+    const Weight none;
+    std::vector<GatedMlpCall> calls;
+    if (s.dense_width > 0) {
+      const Weight* gate = make({s.dense_width, s.hidden});
+      const Weight* up = make({s.dense_width, s.hidden});
+      const Weight* down = make({s.hidden, s.dense_width});
+      calls.push_back({activation, gate, up, down, &dense_input, nullptr, dense_out.view()});
+    }
+    Tensor storage;
+    ExpertGroups groups;
+    if (s.experts > 0) {
+      groups = group_by_expert(stream, workspace, choose(s, storage), s.experts);
+      const Weight* gate = make({s.experts, (s.joined ? 2 : 1) * s.expert_width, s.hidden});
+      const Weight* up = s.joined ? &none : make({s.experts, s.expert_width, s.hidden});
+      const Weight* down = make({s.experts, s.hidden, s.expert_width});
+      calls.push_back({activation, gate, up, down, &expert_input, &groups, expert_out.view()});
+    }
+    // Twice: the kernel must leave its counters as it found them.
+    for (int round = 0; round < 2; ++round) {
+      const bool done = gated_mlps(stream, workspace, calls);
+      ASSERT_EQ(done, on_cuda() && stream.cuda().overlaps_kernels());
+      if (!done) return;
+    }
+    size_t next = 0;
+    if (s.dense_width > 0) {
+      const std::vector<float> gate = reference::expand(host[0]), up = reference::expand(host[1]),
+                               down = reference::expand(host[2]);
+      next = 3;
+      const auto x = reference::rounded_inputs(dense_input, false, *host[0].format);
+      for (int64_t t = 0; t < s.tokens; ++t) {
+        expect_row(dense_out.row(t),
+                   reference_of(activation, gate.data(), up.data(), down.data(),
+                                &x[t * s.hidden], s.hidden, s.dense_width),
+                   fmt::format("dense, token {}", t));
+      }
+      EXPECT_TRUE(dense_out.gaps_untouched());
+    }
+    if (s.experts == 0) return;
+    const std::vector<float> gate = reference::expand(host[next]);
+    const std::vector<float> up = s.joined ? std::vector<float>() : reference::expand(host[next + 1]);
+    const std::vector<float> down = reference::expand(host.back());
+    const auto x = reference::rounded_inputs(expert_input, false, *host[next].format);
+    const int64_t matrix = s.expert_width * s.hidden;
+    const auto* offsets = groups.offsets.data<int32_t>();
+    const auto* tokens = groups.tokens.data<int32_t>();
+    for (int64_t e = 0; e < s.experts; ++e) {
+      const float* own_gate = gate.data() + e * matrix * (s.joined ? 2 : 1);
+      const float* own_up = s.joined ? own_gate + matrix : up.data() + e * matrix;
+      for (int32_t pair = offsets[e]; pair < offsets[e + 1]; ++pair) {
+        expect_row(expert_out.row(pair),
+                   reference_of(activation, own_gate, own_up, down.data() + e * matrix,
+                                &x[tokens[pair] * s.hidden], s.hidden, s.expert_width),
+                   fmt::format("expert {}, pair {}", e, pair));
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+};
+
+TEST_P(GatedMlpsTest, DenseBlocksMatchReference) {
+  for (const int64_t tokens : {1, 7, 8, 9, 16, 17, 31, 32}) {
+    check({.tokens = tokens, .hidden = random.pick<int64_t>({64, 128, 192, 448, 1024}),
+           .dense_width = random.pick<int64_t>({64, 128, 320, 640})});
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(GatedMlpsTest, ExpertsMatchReference) {
+  for (const int64_t tokens : {1, 2, 8, 9, 13, 24, 32}) {
+    check({.tokens = tokens, .hidden = random.pick<int64_t>({64, 128, 320}),
+           .expert_width = random.pick<int64_t>({64, 128, 192}),
+           .experts = random.pick<int64_t>({5, 33, 130}),
+           .top_k = random.integer(1, 5),
+           .joined = random.integer(0, 1) == 1});
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(GatedMlpsTest, DenseBesideExpertsMatchReference) {
+  for (const int64_t tokens : {1, 3, 8, 10, 32}) {
+    check({.tokens = tokens, .hidden = random.pick<int64_t>({64, 256, 704}),
+           .dense_width = random.pick<int64_t>({64, 576}),
+           .expert_width = random.pick<int64_t>({64, 192}),
+           .experts = random.pick<int64_t>({7, 64, 200}),
+           .top_k = random.integer(1, 6),
+           .joined = random.integer(0, 1) == 1});
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Whatever the tokens that a token shares its step with, as long as they meet weights in tiles of
+// one size.
+TEST_P(GatedMlpsTest, BatchMatesChangeNothing) {
+  if (!on_cuda()) GTEST_SKIP() << "for devices";
+  constexpr int64_t kHidden = 256, kWidth = 320;
+  const Weight gate = on_target(weight({kWidth, kHidden})), up = on_target(weight({kWidth, kHidden}));
+  const Weight down = on_target(weight({kHidden, kWidth}));
+  PaddedTensor x({8, kHidden}, 0);
+  x.fill_normal(random, 0.5f);
+  std::vector<std::vector<uint32_t>> results;
+  for (const int64_t tokens : {1, 5, 8}) {
+    Workspace::Scope scope(workspace);
+    const LinearInput input = prepare_linear_input(stream, workspace, x.view().rows(0, tokens),
+                                                   ActivationPrecision::kBF16);
+    PaddedTensor out({tokens, kHidden}, 0);
+    const GatedMlpCall calls[] = {
+        {Activation::kSilu, &gate, &up, &down, &input, nullptr, out.view()}};
+    if (!gated_mlps(stream, workspace, calls)) GTEST_SKIP() << "not a kernel of this device";
+    results.push_back(out.bits());
+    results.back().resize(kHidden);
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+}
+
+BRAID_INSTANTIATE_PER_TARGET(GatedMlpsTest);
+
+}  // namespace
+}  // namespace braid
