@@ -50,10 +50,20 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
-// A box of a tensor map (ops/cuda/tensor_map.h) to shared memory, at a multiple of 1024 bytes. It
-// is read once: the second-level cache need not keep it.
+// A box of a tensor map (ops/cuda/tensor_map.h) to shared memory, at a multiple of 1024 bytes.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row,
                                          uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+#endif
+}
+// One that is read once: the second-level cache need not keep it.
+__device__ __forceinline__ void stream_box(uint32_t to, const CUtensorMap* map, int column, int row,
+                                           uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   constexpr uint64_t kEvictFirst = 0x12f0000000000000;
   asm volatile(

@@ -23,11 +23,12 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encode() {
 
 }  // namespace
 
-CUtensorMap make_tensor_map(const void* matrix, int64_t rows, int64_t cols, int box_rows) {
+CUtensorMap make_tensor_map(const void* matrix, int64_t rows, int64_t cols, int64_t stride,
+                            int box_rows) {
   static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encode();
   CUtensorMap map{};
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(cols) * 2};
+  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(stride) * 2};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[] = {1, 1};
   const CUresult result = encode(

@@ -7,9 +7,11 @@
 namespace braid::cuda {
 
 // How the copy engine of Hopper finds boxes of `box_rows` (up to 256) rows × 64 columns of a
-// row-major bfloat16 matrix [rows, cols]; what lies outside of it is zeros. In shared memory a box
+// bfloat16 matrix [rows, cols] whose rows are `stride` elements apart; what lies outside of it is
+// zeros. In shared memory a box
 // is its rows of 128 bytes one after another, their 16-byte chunks permuted: chunk c of row r is at
-// c ^ (r % 8). The matrix must lie at a multiple of 16 bytes, cols must be a multiple of 8.
-CUtensorMap make_tensor_map(const void* matrix, int64_t rows, int64_t cols, int box_rows);
+// c ^ (r % 8). The matrix must lie at a multiple of 16 bytes, the stride must be a multiple of 8.
+CUtensorMap make_tensor_map(const void* matrix, int64_t rows, int64_t cols, int64_t stride,
+                            int box_rows);
 
 }  // namespace braid::cuda

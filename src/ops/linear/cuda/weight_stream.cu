@@ -55,9 +55,8 @@ class Ring {
   uint32_t parity_ = 0;
 };
 
-__host__ __device__ constexpr int input_stride(int row_warps) {
-  return kMultipliers / row_warps * kBoxColumns * 2 + 16;  // rows lie in other banks
-}
+// Rows of a box; rows that are copied singly lie 16 bytes further apart, in other banks.
+constexpr int kInputStride = 2 * kBoxColumns, kCopiedStride = kInputStride + 16;
 __host__ __device__ constexpr int partial_stride(int row_warps) { return 16 * row_warps + 4; }
 // Of one unit, in floats: [column warps][tokens][rows].
 __host__ __device__ constexpr int partial_floats(int row_warps, int tokens) {
@@ -142,10 +141,10 @@ struct Block {
         uint32_t to = weights + ring.slot() * kSlotBytes;
         for (int k = 0; k < column_warps; ++k, to += phase.row_warps * kWarpBytes) {
           const int column = (step * column_warps + k) * kBoxColumns;
-          copy_box(to, &phase.weights, column, row, barrier);
+          stream_box(to, &phase.weights, column, row, barrier);
           if (phase.gated) {
-            copy_box(to + phase.row_warps * kWarpBytes / 2, &phase.up, column, row + phase.up_row,
-                     barrier);
+            stream_box(to + phase.row_warps * kWarpBytes / 2, &phase.up, column, row + phase.up_row,
+                       barrier);
           }
         }
       }
@@ -158,14 +157,13 @@ struct Block {
     const int lane = threadIdx.x % kWarp;
     Ring ring(plan.slots);
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int) {
-      const int stride = input_stride(phase.row_warps);
-      const uint32_t bytes = stride - 16;
+      const int column_warps = kMultipliers / phase.row_warps;
       const uint16_t* from = nullptr;
-      if (lane < tokens.count) {
-        const int number = tokens.begin + lane;
-        const int row = phase.x_rows != nullptr ? phase.x_rows[number] : number;
-        from = phase.x + row * phase.x_stride;
+      if (phase.x_rows != nullptr && lane < tokens.count) {
+        from = phase.x + phase.x_rows[tokens.begin + lane] * phase.x_stride;
       }
+      const uint32_t bytes = phase.x_rows != nullptr ? tokens.count * kInputStride
+                                                     : column_warps * kTokens * kInputStride;
       if (phase.awaits >= 0) {
         const int32_t* counter = plan.counters + phase.awaits + tile;
         int count = 0;
@@ -177,11 +175,16 @@ struct Block {
       for (int step = 0; step < phase.steps; ++step, ring.advance()) {
         wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
         const uint32_t barrier = full(ring.slot());
-        if (lane == 0) arrive_and_expect(barrier, bytes * tokens.count);
+        if (lane == 0) arrive_and_expect(barrier, bytes);
         __syncwarp();
-        if (lane < tokens.count) {
-          copy_bytes(inputs + ring.slot() * plan.slot_inputs + lane * stride,
-                     from + step * static_cast<int>(bytes / 2), bytes, barrier);
+        const uint32_t to = inputs + ring.slot() * plan.slot_inputs;
+        if (phase.x_rows == nullptr) {
+          if (lane < column_warps) {
+            copy_box(to + lane * kTokens * kInputStride, &phase.inputs,
+                     (step * column_warps + lane) * kBoxColumns, tokens.begin, barrier);
+          }
+        } else if (lane < tokens.count) {
+          copy_bytes(to + lane * kCopiedStride, from + step * kBoxColumns, kInputStride, barrier);
         }
       }
     });
@@ -193,10 +196,12 @@ struct Block {
     int parity = 0;
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit) {
       const int row_warp = warp % phase.row_warps, column_warp = warp / phase.row_warps;
-      const int stride = input_stride(phase.row_warps);
+      const bool boxed = phase.x_rows == nullptr;
+      const int stride = boxed ? kInputStride : kCopiedStride;
+      const int turned = boxed ? lane % 8 : 0;  // the chunks of a box's row are permuted
       const uint32_t own_weights = weights + warp * kWarpBytes + lane % 16 * (2 * kBoxColumns);
       const uint32_t own_inputs =
-          inputs + column_warp * (2 * kBoxColumns) + lane % 8 * stride + lane / 8 * 16;
+          inputs + column_warp * kTokens * kInputStride + lane % 8 * stride;
       float sums[kTokenTiles][4] = {};
       for (int step = 0; step < phase.steps; ++step, ring.advance()) {
         wait_barrier(full(ring.slot()), ring.parity());
@@ -207,7 +212,7 @@ struct Block {
           uint32_t b[kTokenTiles][4];
 #pragma unroll
           for (int t = 0; t < kTokenTiles; ++t) {
-            load_matrices(b[t], b_at + half * 64 + t * 8 * stride);
+            load_matrices(b[t], b_at + t * 8 * stride + ((half * 4 + lane / 8) ^ turned) * 16);
           }
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
@@ -391,7 +396,8 @@ int stream_row_warps(int rows, int cols) {
   return row_warps;
 }
 
-StreamPhase stream_phase(const Products& products, int row_warps, bool gated) {
+StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int row_warps,
+                         bool gated) {
   StreamPhase phase{};
   phase.row_warps = row_warps;
   phase.gated = gated;
@@ -399,7 +405,9 @@ StreamPhase stream_phase(const Products& products, int row_warps, bool gated) {
   phase.expert_rows = static_cast<int>(products.matrix_bytes / products.row_bytes);
   phase.weights =
       make_tensor_map(products.weights, int64_t{phase.expert_rows} * std::max(products.experts, 1),
-                      products.cols, phase.rows_a_unit());
+                      products.cols, products.cols, phase.rows_a_unit());
+  phase.inputs = make_tensor_map(products.packed, products.tokens, products.cols,
+                                 products.packed_stride, 8 * plan.token_tiles);
   phase.steps = products.cols / (kMultipliers / row_warps * kBoxColumns);
   phase.routed = products.experts > 0;
   phase.x = products.packed;
@@ -414,8 +422,11 @@ void stream_weights(Stream& stream, StreamPlan& plan) {
   plan.most_entries = plan.experts > 0 ? plan.most_tiles(true) : 0;
   for (int p = 0; p < plan.num_phases; ++p) {
     const StreamPhase& phase = plan.phases[p];
+    const int bytes = 8 * plan.token_tiles *
+                      (phase.x_rows != nullptr ? kCopiedStride
+                                               : kMultipliers / phase.row_warps * kInputStride);
     plan.slot_inputs =
-        std::max(plan.slot_inputs, 8 * plan.token_tiles * input_stride(phase.row_warps));
+        std::max(plan.slot_inputs, ceil_divide(bytes, kBoxAlignment) * kBoxAlignment);
     units = std::max(units, plan.most_tiles(phase.routed) * phase.units());
   }
   plan.slots = kMostSlots;
@@ -435,14 +446,14 @@ void stream_products(Stream& stream, const Products& products) {
   StreamPlan plan{};
   plan.num_phases = 1;
   StreamPhase& phase = plan.phases[0];
-  phase = stream_phase(products, stream_row_warps(products.rows * std::max(products.experts, 1), products.cols), false);
+  plan.token_tiles = stream_token_tiles(products.tokens, products.experts);
+  phase = stream_phase(plan, products, stream_row_warps(products.rows * std::max(products.experts, 1), products.cols), false);
   phase.y = products.y;
   phase.out_stride = products.y_stride;
   const bool routed = products.experts > 0;
   (routed ? plan.pairs : plan.tokens) = products.tokens;
   plan.experts = products.experts;
   plan.offsets = products.offsets;
-  plan.token_tiles = stream_token_tiles(products.tokens, products.experts);
   stream_weights(stream, plan);
 }
 

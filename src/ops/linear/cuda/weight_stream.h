@@ -27,9 +27,12 @@ struct StreamPhase {
   bool gated;           // outputs are activation(gate) ⊙ up, rounded to bfloat16
   bool routed;          // of experts
   Activation activation;
-  const uint16_t* x;  // bfloat16 [rows of x, 64 · column warps · steps], rows at multiples of 16 bytes
+  // bfloat16 [rows of x, 64 · column warps · steps]: boxes of all tokens of a tile, or, where pairs
+  // have the rows x_rows, rows at multiples of 16 bytes. The latter needs 8 row warps.
+  CUtensorMap inputs;
+  const int32_t* x_rows;
+  const uint16_t* x;
   int64_t x_stride;
-  const int32_t* x_rows;  // the row of x of each token or sorted pair; null: its own number
   float* y;               // [tokens or pairs, rows], or if gated:
   uint16_t* packed;
   int64_t out_stride;
@@ -68,8 +71,9 @@ int stream_token_tiles(int tokens, int experts);
 // Row warps for outputs of `rows` (of gate and up together) from `cols`.
 int stream_row_warps(int rows, int cols);
 // Of one matrix or of experts, without outputs; gated: of the gate rows, of which there are
-// products.rows in a matrix, without `up`.
-StreamPhase stream_phase(const Products& products, int row_warps, bool gated);
+// products.rows in a matrix, without `up`. Inputs in the order of the tokens or pairs.
+StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int row_warps,
+                         bool gated);
 
 // Queues the kernel of a plan whose phases, sizes and counters are known.
 void stream_weights(Stream& stream, StreamPlan& plan);
