@@ -302,8 +302,10 @@ void mlps(Machine& m) {
     int64_t hidden, dense, experts, width;
     int picks;
   };
-  constexpr Block kBlocks[] = {{2816, 2112, 0, 0, 0},      {2816, 0, 128, 704, 8},
-                               {2816, 2112, 128, 704, 8},  {3840, 15360, 0, 0, 0},
+  constexpr Block kBlocks[] = {{2816, 2112, 0, 0, 0},
+                               {2816, 0, 128, 704, 8},
+                               {2816, 2112, 128, 704, 8},
+                               {3840, 15360, 0, 0, 0},
                                {2048, 512, 512, 512, 10}};
   Workspace workspace(size_t{1} << 30, m.stream.device());
   const Device device = m.stream.device();
@@ -347,8 +349,7 @@ void mlps(Machine& m) {
         const Weight down = weight({b.hidden, std::max<int64_t>(b.dense, 1)});
         std::vector<GatedMlpCall> calls;
         if (b.dense > 0) {
-          calls.push_back(
-              {Activation::kGeluTanh, &gate, &none, &down, &input, nullptr, dense_out});
+          calls.push_back({Activation::kGeluTanh, &gate, &none, &down, &input, nullptr, dense_out});
         } else {
           at = m.weights.data() + link % (links - 1) * link_bytes;
         }

@@ -140,7 +140,7 @@ class ModelBenchmark {
   }
 
   static void step(Lane& lane, const StepPlan& plan) {
-    const StepResult result = lane.runner.run(plan);
+    const StepResult result = lane.runner.run(plan, {.wants_logits = false});
     BRAID_CHECK(result.status == StepStatus::kDone, "no room in a cache made for the rows");
   }
 

@@ -237,7 +237,8 @@ void Engine::run_step(std::vector<TokenEvent>& events) {
   }
   StepResult result;
   try {
-    result = runner_.run(plan_, {.wants_hidden = speculation_ && speculation_->wants_hidden()});
+    result = runner_.run(plan_, {.wants_logits = false,
+                                 .wants_hidden = speculation_ && speculation_->wants_hidden()});
   } catch (const Error& error) {
     for (const SequenceStep& step : plan_.sequences) {
       Sequence& sequence = *owners_.at(step.sequence);
@@ -285,9 +286,7 @@ int64_t Engine::accept_rows(const SequenceStep& step, const StepResult& result, 
   row += num_rows;
   int64_t drawn = 0, accepted = 0;
   for (size_t i = first; i < row; ++i) {
-    const std::span<const float> logits(result.logits.row<float>(static_cast<int64_t>(i)),
-                                        static_cast<size_t>(result.logits.dim(1)));
-    events.push_back(accept_logits(sequence, logits, result.rows[i].finite));
+    events.push_back(accept_logits(sequence, result.rows[i], i));
     ++drawn;
     if (!events.back().token || i + 1 == row) break;
     if (events.back().token->token != step.tokens[i - first + 1]) break;
@@ -302,15 +301,21 @@ int64_t Engine::accept_rows(const SequenceStep& step, const StepResult& result, 
   return drawn;
 }
 
-TokenEvent Engine::accept_logits(Sequence& sequence, std::span<const float> logits, bool finite) {
+// `row`: the number of that row in the step.
+TokenEvent Engine::accept_logits(Sequence& sequence, const LogitsRow& summary, size_t row) {
   TokenEvent event{.request = sequence.id};
-  if (!finite) {
+  if (!summary.finite) {
     event.error = "the model produced NaN or infinite logits";
     finish(sequence, event, FinishReason::kError);
     return event;
   }
-  event.token =
-      sampler_.sample(logits, sequence.request.sampling, &sequence.history, sequence.next_key());
+  const SamplingKey key = sequence.next_key();
+  const SamplingParams& sampling = sequence.request.sampling;
+  if (sampling.takes_largest()) {
+    if (summary.largest >= 0) event.token = SampledToken{.token = summary.largest};
+  } else {
+    event.token = sampler_.sample(runner_.logits_row(row), sampling, &sequence.history, key);
+  }
   if (!event.token) {
     event.error = "no token can be drawn: all are suppressed";
     finish(sequence, event, FinishReason::kError);

@@ -92,7 +92,7 @@ class Engine {
   void run_step(std::vector<TokenEvent>& events);
   int64_t accept_rows(const SequenceStep& step, const StepResult& result, size_t& row,
                       std::vector<TokenEvent>& events);
-  TokenEvent accept_logits(Sequence& sequence, std::span<const float> logits, bool finite);
+  TokenEvent accept_logits(Sequence& sequence, const LogitsRow& summary, size_t row);
   void accept_token(Sequence& sequence, TokenEvent& event);
   void finish(Sequence& sequence, TokenEvent& event, FinishReason reason);
   void draft_next(const StepResult& result);

@@ -1,26 +1,16 @@
 #include "runner/runner.h"
 
-#include <bit>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/logits/scan_logits.h"
 #include "tensor/cuda/stream_state.h"
 #include "tensor/profiler.h"
 
 namespace braid {
 namespace {
-
-constexpr int64_t kScanGrain = 65536;  // logits
-
-bool all_finite(std::span<const float> row) {
-  // Without a branch in the loop, so that it becomes vector code.
-  uint32_t bad = 0;
-  for (const float x : row) {
-    bad |= static_cast<uint32_t>((std::bit_cast<uint32_t>(x) & 0x7f800000u) == 0x7f800000u);
-  }
-  return bad == 0;
-}
 
 void check_tokens(const StepPlan& plan, int64_t vocab_size, int64_t max_step_tokens) {
   BRAID_CHECK(!plan.sequences.empty() && plan.num_tokens() <= max_step_tokens,
@@ -137,13 +127,9 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
   const StepTables tables(stream_);
   const Outputs outputs = forward(plan, step);
   if (!rows_.empty()) {
-    TensorView logits = outputs.logits;
-    BRAID_CHECK(logits.rank() == 2 && logits.dim(0) == static_cast<int64_t>(rows_.size()) &&
-                    logits.dim(1) == model_.vocab_size(),
-                "logits {} for {} rows", to_string(logits.shape()), rows_.size());
-    logits = host_logits_.fetch(stream_, logits);
-    find_nonfinite_rows(logits);
-    result.logits = logits;
+    step_logits_ = outputs.logits;
+    if (options.wants_logits) result.logits = host_logits_.fetch(stream_, step_logits_);
+    read_summaries(outputs.summaries);
   }
   if (options.wants_hidden) {
     BRAID_CHECK(outputs.hidden.rank() == 2 && outputs.hidden.dim(0) == step.num_tokens(),
@@ -171,8 +157,17 @@ void Runner::upload_tables() {
 
 Runner::Outputs Runner::forward(const StepPlan& plan, StepContext& step) {
   const auto run = [&] {
-    const TensorView logits = model_.forward(step);
-    return Outputs{logits, step.hidden};
+    Outputs outputs{model_.forward(step), {}, step.hidden};
+    if (rows_.empty()) return outputs;
+    const auto num_rows = static_cast<int64_t>(rows_.size());
+    const TensorView& logits = outputs.logits;
+    BRAID_CHECK(
+        logits.rank() == 2 && logits.dim(0) == num_rows && logits.dim(1) == model_.vocab_size(),
+        "logits {} for {} rows", to_string(logits.shape()), num_rows);
+    const LayerScope layer(stream_, "head");
+    outputs.summaries = workspace_.take(DType::kI32, {num_rows, 2});
+    scan_logits(stream_, workspace_, logits, outputs.summaries);
+    return outputs;
   };
   if (stream_.is_cpu()) return run();
   upload_tables();
@@ -269,20 +264,20 @@ void Runner::lay_flat(const StepPlan& plan) {
   }
 }
 
-void Runner::find_nonfinite_rows(const TensorView& logits) {
-  const LayerScope layer(stream_, "head");
-  const OpScope op(stream_, "find_nonfinite", [&] {
-    return OpWork{.activation_bytes = 4.0 * static_cast<double>(logits.num_elements())};
-  });
-  const size_t vocab_size = static_cast<size_t>(logits.dim(1));
-  const auto scan = [&](int64_t begin, int64_t end, int) {
-    for (int64_t r = begin; r < end; ++r) {
-      rows_[r].finite = all_finite({logits.row<float>(r), vocab_size});
-    }
-  };
-  // Few short rows are not worth waking the other threads.
-  const int64_t grain = 1 + kScanGrain / logits.dim(1);
-  stream_.pool().parallel_for(static_cast<int64_t>(rows_.size()), grain, scan);
+std::span<const float> Runner::logits_row(size_t i) {
+  BRAID_CHECK(i < rows_.size(), "row {} of {}", i, rows_.size());
+  const TensorView row = host_logits_.fetch(stream_, step_logits_.rows(static_cast<int64_t>(i), 1));
+  return {row.data<float>(), static_cast<size_t>(row.dim(1))};
+}
+
+void Runner::read_summaries(const TensorView& summaries) {
+  const TensorView there = host_summaries_.fetch(stream_, summaries);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    LogitsSummary summary;
+    std::memcpy(&summary, there.row<int32_t>(static_cast<int64_t>(i)), sizeof(summary));
+    rows_[i].finite = summary.finite != 0;
+    rows_[i].largest = summary.largest;
+  }
 }
 
 }  // namespace braid

@@ -30,6 +30,8 @@ struct RunnerOptions {
 
 struct RunOptions {
   StepContext::Observer* observer = nullptr;
+  // Without, rows of logits stay on the stream's device until Runner::logits_row() asks for them.
+  bool wants_logits = true;
   // Ask for StepResult::hidden.
   bool wants_hidden = false;
   // For draft heads: the other model's hidden states [tokens of the step, its hidden size].
@@ -47,12 +49,13 @@ struct LogitsRow {
   int32_t sequence = 0;  // index in the plan
   int32_t token = 0;     // index among that sequence's new tokens
   bool finite = true;    // false: the row holds a NaN or an infinity
+  int32_t largest = -1;  // the token of the highest logit, of equals the lowest; -1: all are -inf
 };
 
 struct StepResult {
   StepStatus status = StepStatus::kDone;
   int32_t sequence = -1;  // index in the plan of the one without room
-  // float32 [rows.size(), vocab], on the host; empty if none were wanted.
+  // float32 [rows.size(), vocab], on the host; empty if none were wanted (RunOptions).
   TensorView logits;
   std::span<const LogitsRow> rows;  // in the order of the plan
   // [tokens of the step, hidden size], in the order of the plan, on the stream's device.
@@ -74,6 +77,10 @@ class Runner {
   // The result's views are valid until the next call.
   StepResult run(const StepPlan& plan, const RunOptions& options = {});
 
+  // Row `i` of the last step's rows of logits, on the host; valid until the next call of this or
+  // of run().
+  std::span<const float> logits_row(size_t i);
+
   const Model& model() const { return model_; }
   CachePool& pool() const { return pool_; }
   int64_t max_step_tokens() const { return pool_.plan().options.max_step_tokens; }
@@ -82,14 +89,14 @@ class Runner {
  private:
   // What a step leaves on the device.
   struct Outputs {
-    TensorView logits, hidden;
+    TensorView logits, summaries, hidden;
   };
 
   Outputs forward(const StepPlan& plan, StepContext& step);
   void upload_tables();
   bool reserve_all(const StepPlan& plan, StepResult& result);
   void lay_flat(const StepPlan& plan);
-  void find_nonfinite_rows(const TensorView& logits);
+  void read_summaries(const TensorView& summaries);
 
   const Model& model_;
   CachePool& pool_;
@@ -98,7 +105,8 @@ class Runner {
   bool use_graphs_;
   Workspace workspace_;
   std::optional<Workspace::Scope> step_scope_;  // holds the last step's logits
-  HostCopy host_logits_;
+  TensorView step_logits_;                      // [rows, vocab], on the stream's device
+  HostCopy host_logits_, host_summaries_;
 
   // Decode steps of one shape.
   struct Graph {

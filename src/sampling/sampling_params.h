@@ -34,6 +34,11 @@ struct SamplingParams {
   std::optional<int32_t> num_logprobs;  // absent: none; n: of the drawn and of the n likeliest
 
   bool greedy() const { return temperature == 0; }
+  // The token of the highest logit, and nothing else, is all there is to find.
+  bool takes_largest() const {
+    return greedy() && !has_penalties() && logit_bias.empty() && suppress_ids.empty() &&
+           !num_logprobs;
+  }
   // Whether the tokens so far matter.
   bool has_penalties() const {
     return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;

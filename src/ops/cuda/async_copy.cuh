@@ -44,8 +44,8 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) 
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra.uni over;\n"
       "bra.uni again;\n"
-      "over:\n}"
-      ::"r"(barrier), "r"(parity)
+      "over:\n}" ::"r"(barrier),
+      "r"(parity)
       : "memory");
 #endif
 }
@@ -84,7 +84,8 @@ __device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, uint32
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to), "l"(from), "r"(bytes), "r"(barrier)
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 #endif
 }

@@ -12,6 +12,7 @@
 #include "ops/fused/residual.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/linear/linear.h"
+#include "ops/logits/scan_logits.h"
 #include "ops/moe/moe.h"
 #include "ops/norm/rms_norm.h"
 #include "ops/rope/rope.h"
@@ -43,6 +44,9 @@ void add(Stream& stream, const TensorView& x, const TensorView& y);
 void scale(Stream& stream, const TensorView& x, float factor);
 void softcap(Stream& stream, const TensorView& x, float cap);
 void gather_rows(Stream& stream, const TensorView& x, const IndexList& rows, const TensorView& y);
+
+void scan_logits(Stream& stream, Workspace& workspace, const TensorView& logits,
+                 const TensorView& summaries);
 
 void embedding(Stream& stream, const Weight& table, const IndexList& ids, float scale,
                const TensorView& y);

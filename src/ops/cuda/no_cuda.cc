@@ -31,6 +31,7 @@ void add(Stream&, const TensorView&, const TensorView&) { refuse(); }
 void scale(Stream&, const TensorView&, float) { refuse(); }
 void softcap(Stream&, const TensorView&, float) { refuse(); }
 void gather_rows(Stream&, const TensorView&, const IndexList&, const TensorView&) { refuse(); }
+void scan_logits(Stream&, Workspace&, const TensorView&, const TensorView&) { refuse(); }
 void embedding(Stream&, const Weight&, const IndexList&, float, const TensorView&) { refuse(); }
 void rope_tables(Stream&, const IndexList&, const TensorView&, const TensorView&,
                  const TensorView&) {

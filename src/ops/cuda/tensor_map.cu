@@ -1,9 +1,8 @@
-#include "ops/cuda/tensor_map.h"
-
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
 #include "base/check.h"
+#include "ops/cuda/tensor_map.h"
 #include "tensor/cuda/cuda_check.h"
 
 namespace braid::cuda {
@@ -31,10 +30,10 @@ CUtensorMap make_tensor_map(const void* matrix, int64_t rows, int64_t cols, int6
   const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(stride) * 2};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[] = {1, 1};
-  const CUresult result = encode(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes, row_bytes, box,
-      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes, row_bytes,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   BRAID_CHECK(result == CUDA_SUCCESS, "a tensor map of [{}, {}], box of {} rows: error {}", rows,
               cols, box_rows, static_cast<int>(result));
   return map;

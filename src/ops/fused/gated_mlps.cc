@@ -52,7 +52,8 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     check_call(call);
     if (call.out.empty()) return false;
   }
-  const OpScope op(stream, "gated_mlps", calls[0].gate->format->name, [&] { return work_of(calls); });
+  const OpScope op(stream, "gated_mlps", calls[0].gate->format->name,
+                   [&] { return work_of(calls); });
   return cuda::gated_mlps(stream, workspace, calls);
 }
 

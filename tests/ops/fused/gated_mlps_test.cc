@@ -15,10 +15,10 @@ namespace {
 
 struct Sizes {
   int64_t tokens, hidden;
-  int64_t dense_width = 0;    // 0: only experts
-  int64_t expert_width = 0;   // 0: only the dense block
+  int64_t dense_width = 0;   // 0: only experts
+  int64_t expert_width = 0;  // 0: only the dense block
   int64_t experts = 0, top_k = 0;
-  bool joined = true;         // gate and up of the experts in one tensor
+  bool joined = true;  // gate and up of the experts in one tensor
 };
 
 // One gated block in double, with a bound of the error of each output: sums of floats in any order,
@@ -66,8 +66,8 @@ class GatedMlpsTest : public OpTest {
       for (int64_t i = 0; i < width; ++i) {
         const double w = down[r * width + i];
         value += w * h[i];
-        bound += std::fabs(w) * error[i] + 2 * kUnitRoundoff * static_cast<double>(width + 1) *
-                                               1.01 * std::fabs(w * h[i]);
+        bound += std::fabs(w) * error[i] +
+                 2 * kUnitRoundoff * static_cast<double>(width + 1) * 1.01 * std::fabs(w * h[i]);
       }
       expected.value.push_back(value);
       expected.bound.push_back(bound + 0x1p-126);
@@ -150,15 +150,16 @@ class GatedMlpsTest : public OpTest {
       const auto x = reference::rounded_inputs(dense_input, false, *host[0].format);
       for (int64_t t = 0; t < s.tokens; ++t) {
         expect_row(dense_out.row(t),
-                   reference_of(activation, gate.data(), up.data(), down.data(),
-                                &x[t * s.hidden], s.hidden, s.dense_width),
+                   reference_of(activation, gate.data(), up.data(), down.data(), &x[t * s.hidden],
+                                s.hidden, s.dense_width),
                    fmt::format("dense, token {}", t));
       }
       EXPECT_TRUE(dense_out.gaps_untouched());
     }
     if (s.experts == 0) return;
     const std::vector<float> gate = reference::expand(host[next]);
-    const std::vector<float> up = s.joined ? std::vector<float>() : reference::expand(host[next + 1]);
+    const std::vector<float> up =
+        s.joined ? std::vector<float>() : reference::expand(host[next + 1]);
     const std::vector<float> down = reference::expand(host.back());
     const auto x = reference::rounded_inputs(expert_input, false, *host[next].format);
     const int64_t matrix = s.expert_width * s.hidden;
@@ -180,7 +181,8 @@ class GatedMlpsTest : public OpTest {
 
 TEST_P(GatedMlpsTest, DenseBlocksMatchReference) {
   for (const int64_t tokens : {1, 7, 8, 9, 16, 17, 31, 32}) {
-    check({.tokens = tokens, .hidden = random.pick<int64_t>({64, 128, 192, 448, 1024}),
+    check({.tokens = tokens,
+           .hidden = random.pick<int64_t>({64, 128, 192, 448, 1024}),
            .dense_width = random.pick<int64_t>({64, 128, 320, 640})});
     if (HasFatalFailure()) return;
   }
@@ -188,7 +190,8 @@ TEST_P(GatedMlpsTest, DenseBlocksMatchReference) {
 
 TEST_P(GatedMlpsTest, ExpertsMatchReference) {
   for (const int64_t tokens : {1, 2, 8, 9, 13, 24, 32}) {
-    check({.tokens = tokens, .hidden = random.pick<int64_t>({64, 128, 320}),
+    check({.tokens = tokens,
+           .hidden = random.pick<int64_t>({64, 128, 320}),
            .expert_width = random.pick<int64_t>({64, 128, 192}),
            .experts = random.pick<int64_t>({20, 33, 130}),
            .top_k = random.integer(1, 5),
@@ -199,7 +202,8 @@ TEST_P(GatedMlpsTest, ExpertsMatchReference) {
 
 TEST_P(GatedMlpsTest, DenseBesideExpertsMatchReference) {
   for (const int64_t tokens : {1, 3, 8, 10, 32}) {
-    check({.tokens = tokens, .hidden = random.pick<int64_t>({64, 256, 704}),
+    check({.tokens = tokens,
+           .hidden = random.pick<int64_t>({64, 256, 704}),
            .dense_width = random.pick<int64_t>({64, 576}),
            .expert_width = random.pick<int64_t>({64, 192}),
            .experts = random.pick<int64_t>({24, 64, 200}),
@@ -214,7 +218,8 @@ TEST_P(GatedMlpsTest, DenseBesideExpertsMatchReference) {
 TEST_P(GatedMlpsTest, BatchMatesChangeNothing) {
   if (!on_cuda()) GTEST_SKIP() << "for devices";
   constexpr int64_t kHidden = 256, kWidth = 320;
-  const Weight gate = on_target(weight({kWidth, kHidden})), up = on_target(weight({kWidth, kHidden}));
+  const Weight gate = on_target(weight({kWidth, kHidden})),
+               up = on_target(weight({kWidth, kHidden}));
   const Weight down = on_target(weight({kHidden, kWidth}));
   PaddedTensor x({8, kHidden}, 0);
   x.fill_normal(random, 0.5f);

@@ -1,5 +1,3 @@
-#include "ops/linear/cuda/weight_stream.h"
-
 #include <algorithm>
 
 #include "base/check.h"
@@ -8,6 +6,7 @@
 #include "ops/cuda/tensor_map.h"
 #include "ops/elementwise/cuda/activations.cuh"
 #include "ops/linear/cuda/tensor_core.cuh"
+#include "ops/linear/cuda/weight_stream.h"
 
 namespace braid::cuda {
 namespace {
@@ -25,8 +24,8 @@ constexpr int kWarpBytes = 16 * kBoxColumns * 2;
 constexpr int kSlotBytes = kMultipliers * kWarpBytes;
 constexpr int kMostSlots = 12;
 constexpr int kBoxAlignment = 1024;
-// Shared memory of a block; two of them fit on a multiprocessor, so that the next kernel's can begin
-// to fill their rings.
+// Shared memory of a block; two of them fit on a multiprocessor, so that the next kernel's can
+// begin to fill their rings.
 constexpr int kBlockBytes = 115200;
 
 // Tokens of one expert, or of all, that meet its weights together.
@@ -92,9 +91,10 @@ struct Block {
       for (; next < tiles * units; next += gridDim.x) {
         const int tile = next / units;
         const TokenTile tokens =
-            phase.routed ? list[tile]
-                         : TokenTile{0, static_cast<uint16_t>(min(kTokens, plan.tokens - tile * kTokens)),
-                                     tile * kTokens};
+            phase.routed
+                ? list[tile]
+                : TokenTile{0, static_cast<uint16_t>(min(kTokens, plan.tokens - tile * kTokens)),
+                            tile * kTokens};
         run(phase, tile, tokens, next - tile * units);
       }
       next -= tiles * units;
@@ -168,7 +168,10 @@ struct Block {
         const int32_t* counter = plan.counters + phase.awaits + tile;
         int count = 0;
         do {
-          asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+          asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
+                       : "=r"(count)
+                       : "l"(counter)
+                       : "memory");
         } while (count < phase.awaited);
         publish_to_copies();
       }
@@ -200,8 +203,7 @@ struct Block {
       const int stride = boxed ? kInputStride : kCopiedStride;
       const int turned = boxed ? lane % 8 : 0;  // the chunks of a box's row are permuted
       const uint32_t own_weights = weights + warp * kWarpBytes + lane % 16 * (2 * kBoxColumns);
-      const uint32_t own_inputs =
-          inputs + column_warp * kTokens * kInputStride + lane % 8 * stride;
+      const uint32_t own_inputs = inputs + column_warp * kTokens * kInputStride + lane % 8 * stride;
       float sums[kTokenTiles][4] = {};
       for (int step = 0; step < phase.steps; ++step, ring.advance()) {
         wait_barrier(full(ring.slot()), ring.parity());
@@ -302,7 +304,8 @@ struct Block {
 };
 
 template <int kTokenTiles>
-__global__ void __launch_bounds__(kStreamThreads) stream_kernel(const __grid_constant__ StreamPlan plan) {
+__global__ void __launch_bounds__(kStreamThreads)
+    stream_kernel(const __grid_constant__ StreamPlan plan) {
 #if __CUDA_ARCH__ >= 900
   __shared__ Barriers barriers;
   extern __shared__ unsigned char unaligned[];
@@ -387,7 +390,8 @@ int stream_token_tiles(int tokens, int experts) {
 }
 
 int stream_row_warps(int rows, int cols) {
-  static const int kEnoughUnits = getenv("BRAID_STREAM_UNITS") ? atoi(getenv("BRAID_STREAM_UNITS")) : 100;
+  static const int kEnoughUnits =
+      getenv("BRAID_STREAM_UNITS") ? atoi(getenv("BRAID_STREAM_UNITS")) : 100;
   int row_warps = 8;
   while (row_warps > 2 && rows < kEnoughUnits * 16 * row_warps &&
          cols % (2 * kMultipliers / row_warps * kBoxColumns) == 0) {
@@ -422,15 +426,16 @@ void stream_weights(Stream& stream, StreamPlan& plan) {
   plan.most_entries = plan.experts > 0 ? plan.most_tiles(true) : 0;
   for (int p = 0; p < plan.num_phases; ++p) {
     const StreamPhase& phase = plan.phases[p];
-    const int bytes = 8 * plan.token_tiles *
-                      (phase.x_rows != nullptr ? kCopiedStride
-                                               : kMultipliers / phase.row_warps * kInputStride);
+    const int bytes =
+        8 * plan.token_tiles *
+        (phase.x_rows != nullptr ? kCopiedStride : kMultipliers / phase.row_warps * kInputStride);
     plan.slot_inputs =
         std::max(plan.slot_inputs, ceil_divide(bytes, kBoxAlignment) * kBoxAlignment);
     units = std::max(units, plan.most_tiles(phase.routed) * phase.units());
   }
   plan.slots = kMostSlots;
-  static const size_t budget = getenv("BRAID_STREAM_BYTES") ? atol(getenv("BRAID_STREAM_BYTES")) : kBlockBytes;
+  static const size_t budget =
+      getenv("BRAID_STREAM_BYTES") ? atol(getenv("BRAID_STREAM_BYTES")) : kBlockBytes;
   while (plan.slots > 2 && block_bytes(plan, plan.slots) > budget) --plan.slots;
   const int blocks = std::min(units, stream.cuda().num_multiprocessors());
   if (plan.token_tiles == 1) {
@@ -447,7 +452,9 @@ void stream_products(Stream& stream, const Products& products) {
   plan.num_phases = 1;
   StreamPhase& phase = plan.phases[0];
   plan.token_tiles = stream_token_tiles(products.tokens, products.experts);
-  phase = stream_phase(plan, products, stream_row_warps(products.rows * std::max(products.experts, 1), products.cols), false);
+  phase = stream_phase(
+      plan, products,
+      stream_row_warps(products.rows * std::max(products.experts, 1), products.cols), false);
   phase.y = products.y;
   phase.out_stride = products.y_stride;
   const bool routed = products.experts > 0;

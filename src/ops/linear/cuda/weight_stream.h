@@ -33,7 +33,7 @@ struct StreamPhase {
   const int32_t* x_rows;
   const uint16_t* x;
   int64_t x_stride;
-  float* y;               // [tokens or pairs, rows], or if gated:
+  float* y;  // [tokens or pairs, rows], or if gated:
   uint16_t* packed;
   int64_t out_stride;
   // Each tile of tokens has a counter in every phase that others read from: `counts` is this
