@@ -127,11 +127,11 @@ TensorView Gemma3::attend_block(StepContext& step, int64_t index, const Rotary::
       layer.input_norm.prepare(step, x, {&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
   auto [q, k, v] = run_all(step, input, {&layer.q, &layer.k, &layer.v});
   q = q.reshape(q_shape);
-  prepare_heads(step, index, q, k.reshape(kv_shape), v.reshape(kv_shape),
-                {layer.q_norm, layer.k_norm}, rotary, tables);
   const AttentionOptions options{.scale = config_.attention_scale,
                                  .window = sliding ? config_.sliding_window : 0};
-  return layer.output.run(step, attend(step, index, q, options));
+  return layer.output.run(
+      step, attend_input(step, index, {q, k.reshape(kv_shape), v.reshape(kv_shape)},
+                         {layer.q_norm, layer.k_norm}, rotary, tables, options, layer.output));
 }
 
 TensorView Gemma3::logits(StepContext& step, const TensorView& x) const {

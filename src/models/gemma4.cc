@@ -135,11 +135,12 @@ TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& 
     // Without a projection of their own, values are the raw keys, before their norm and rotation.
     v = shape.values_from_keys ? k : v.reshape(kv_shape);
   }
-  prepare_heads(step, index, q, k, v, {attention.q_norm, attention.k_norm, &attention.v_norm},
-                shape.sliding ? sliding_rope_ : full_rope_,
-                shape.sliding ? shared.sliding_rope : shared.full_rope);
   const AttentionOptions options{.scale = 1, .window = shape.sliding ? config_.sliding_window : 0};
-  return attention.output.run(step, attend(step, index, q, options));
+  return attention.output.run(
+      step, attend_input(
+                step, index, {q, k, v}, {attention.q_norm, attention.k_norm, &attention.v_norm},
+                shape.sliding ? sliding_rope_ : full_rope_,
+                shape.sliding ? shared.sliding_rope : shared.full_rope, options, attention.output));
 }
 
 // Adds the branch to x, and passes the norm of that on; the others do the same.

@@ -65,10 +65,10 @@ TensorView Qwen3NextLayer::Attention::run(StepContext& step, int64_t index, cons
       norm.prepare(step, x, {&q.weight(), &gate.weight(), &k.weight(), &v.weight()});
   auto [queries, gates, keys, values] = run_all(step, input, {&q, &gate, &k, &v});
   queries = queries.reshape({tokens, num_heads, head_dim});
-  prepare_heads(step, index, queries, keys.reshape(kv_shape), values.reshape(kv_shape),
-                {q_norm, k_norm}, rotary, tables);
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
-  const TensorView out = attend(step, index, queries, {.scale = scale});
+  const TensorView out =
+      attend_heads(step, index, {queries, keys.reshape(kv_shape), values.reshape(kv_shape)},
+                   {q_norm, k_norm}, rotary, tables, {.scale = scale});
   sigmoid_mul(step.stream, out, gates);
   return output.run(step, out);
 }

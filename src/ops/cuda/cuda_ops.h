@@ -6,6 +6,7 @@
 #include "ops/conv/causal_conv.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/embedding/embedding.h"
+#include "ops/fused/attend_heads.h"
 #include "ops/fused/attention_heads.h"
 #include "ops/fused/gated_mlps.h"
 #include "ops/fused/prepared_input.h"
@@ -99,6 +100,8 @@ bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, con
                    const HeadOptions& options, std::span<const SequenceRows> sequences,
                    const PagedKv& cache);
 
+std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
+                                        const AttendHeadsCall& call, bool rounded);
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,

@@ -89,6 +89,9 @@ bool prepare_heads(Stream&, const TensorView&, const TensorView&, const TensorVi
                    const HeadOptions&, std::span<const SequenceRows>, const PagedKv&) {
   refuse();
 }
+std::optional<LinearInput> attend_heads(Stream&, Workspace&, const AttendHeadsCall&, bool) {
+  refuse();
+}
 bool gated_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
 LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, ActivationPrecision) {
   refuse();

@@ -66,6 +66,12 @@ class AttentionTile {
     return column_warp() * Shape::kWarpDims + tile * 8 + lane() % 4 * 2;
   }
 
+  // Rows of kDim or kKeys elements lie in chunks of 8, which are permuted so that eight rows'
+  // chunks of the same number lie in different banks.
+  __device__ static int wide_place(int row, int chunk) {
+    return row * kDim + (chunk ^ (row % 8)) * 8;
+  }
+
   // query_at(i): where query i is; aligned: all of them to 16 bytes.
   template <typename QueryAt>
   __device__ void load_queries(int num_queries, bool aligned, const QueryAt& query_at) {
@@ -266,11 +272,6 @@ class AttentionTile {
   }
 
  private:
-  // Rows of kDim or kKeys elements in chunks of 8, which are permuted so that eight rows' chunks of
-  // the same number lie in different banks.
-  __device__ static int wide_place(int row, int chunk) {
-    return row * kDim + (chunk ^ (row % 8)) * 8;
-  }
   __device__ static int narrow_place(int row, int chunk) {
     return row * kKeys + (chunk ^ (kKeys == 64 ? row % 8 : row / 2 % 4)) * 8;
   }

@@ -26,7 +26,7 @@ constexpr int kMostSlots = 12;
 constexpr int kBoxAlignment = 1024;
 // Shared memory of a block; two of them fit on a multiprocessor, so that the next kernel's can
 // begin to fill their rings.
-constexpr int kBlockBytes = 115200;
+constexpr int kBlockBytes = 200 << 10;
 
 // Tokens of one expert, or of all, that meet its weights together.
 struct TokenTile {
@@ -392,6 +392,8 @@ int stream_token_tiles(int tokens, int experts) {
 int stream_row_warps(int rows, int cols) {
   static const int kEnoughUnits =
       getenv("BRAID_STREAM_UNITS") ? atoi(getenv("BRAID_STREAM_UNITS")) : 100;
+  static const int forced = getenv("BRAID_STREAM_RW") ? atoi(getenv("BRAID_STREAM_RW")) : 0;
+  if (forced > 0 && cols % (kMultipliers / forced * kBoxColumns) == 0) return forced;
   int row_warps = 8;
   while (row_warps > 2 && rows < kEnoughUnits * 16 * row_warps &&
          cols % (2 * kMultipliers / row_warps * kBoxColumns) == 0) {

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "ops/attention/attention.h"
+#include "ops/fused/attention_heads.h"
+#include "ops/linear/linear.h"
+
+namespace braid {
+
+struct AttendHeadsCall {
+  // [tokens, heads, head_dim] and [tokens, kv_heads, head_dim] as projected; k and v empty for
+  // layers that borrow keys and values. What they hold afterwards is undefined.
+  TensorView q, k, v;
+  const HeadOptions& heads;
+  const AttentionOptions& attention;
+  std::span<const SequenceRows> sequences;
+  const PagedKv& cache;
+};
+
+// prepare_heads() (or prepare_queries()) and attention() in one pass, where the device has that:
+// for steps with one row a sequence and caches of a moderate length. Nothing: not done, and the
+// single ops are the way. The result's order of sums is another one, and depends on the number of
+// sequences.
+// rounded: the result is the bfloat16 input [tokens, heads · head_dim] of products; otherwise its x
+// holds the float32 values.
+std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
+                                        const AttendHeadsCall& call, bool rounded);
+
+}  // namespace braid

@@ -1,0 +1,357 @@
+#include <algorithm>
+
+#include "ops/attention/cuda/attention_call.h"
+#include "ops/attention/cuda/attention_tile.cuh"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/launch.cuh"
+#include "ops/fused/cuda/head.cuh"
+#include "ops/fused/cuda/packed_rows.cuh"
+#include "ops/linear/cuda/tensor_core.cuh"
+
+namespace braid::cuda {
+namespace {
+
+constexpr int kQueries = 16;  // heads that share a KV head
+constexpr int kMostSplits = 8;
+constexpr int kMostTiles = 8;  // of keys that a block goes through; with more, others are faster
+
+struct Arguments {
+  Rows<const float> q, k, v;  // k: null if keys and values are another layer's
+  const float* q_norm;
+  const float* k_norm;
+  bool normed_values;
+  float epsilon;
+  Rows<const float> cos, sin;
+  int pairs, distance;
+  int group, window;
+  float scale;  // of scores in powers of 2
+  KvTable table;
+  Rows<float> out;        // null if:
+  Rows<uint16_t> packed;  // bfloat16
+};
+
+__device__ __forceinline__ float4 read4_of_block(uint32_t shared, int rank) {
+  float4 v{};
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .u32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(shared), "r"(rank)
+      : "memory");
+#endif
+  return v;
+}
+
+template <typename Shape>
+struct Shared {
+  static constexpr int kDim = Shape::kDim;
+  typename Shape::Shared tile;
+  alignas(16) float scratch[Shape::kThreads / kWarp][kDim];
+  alignas(16) __nv_bfloat16 new_key[kDim], new_value[kDim];
+  alignas(16) float4 statistics[kQueries];  // of a query: largest, sum
+  float factors[kMostSplits][kQueries];
+};
+
+// Grid: splits (a cluster), KV heads, sequences. Each block prepares the queries, one of a cluster
+// the key and value; then each goes through its share of the keys, and they add up through each
+// other's shared memory.
+template <typename Shape, int kBlocks>
+__global__ void __launch_bounds__(Shape::kThreads, kBlocks)
+    attend_kernel(const __grid_constant__ Arguments args, PagedRows<__nv_bfloat16> keys,
+                  PagedRows<__nv_bfloat16> values) {
+  constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys, kThreads = Shape::kThreads;
+  constexpr int kWarps = kThreads / kWarp, kVectors = kDim / 4, kChunks = kDim / 8;
+  static_assert(Shape::kRowWarps == 1 && kWarps == 4);
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<Shared<Shape>*>(shared_bytes);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int kv_head = blockIdx.y, splits = gridDim.x, split = blockIdx.x;
+
+  // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
+  const DeviceSequence sequence = args.table.sequences[blockIdx.z];
+  const int32_t* pages = args.table.pages(sequence);
+  const int position = sequence.first_position, token = sequence.first_row;
+  const int first_seen = args.window > 0 ? max(0, position + 1 - args.window) : 0;
+  const VisibleKeys visible{first_seen, position + 1, first_seen, position + 1};
+  const int first_tile = first_seen / kKeys, last_tile = position / kKeys + 1;
+  const int each = (last_tile - first_tile + splits - 1) / splits;
+  const int begin = (first_tile + split * each) * kKeys;
+  const int end = min((first_tile + (split + 1) * each) * kKeys, position + 1);
+  const bool stores = args.k.data != nullptr;
+  const bool owns_new = stores && begin <= position && position < end;
+  const int in_cache = stores ? position : position + 1;  // these are there already
+
+  AttentionTile<Shape> tile(shared.tile);
+  const auto find_key = [&](int start) {
+    return tile.find_key(keys, pages, sequence.num_pages, kv_head, start, visible);
+  };
+  // All of a tile's keys or values but the new one.
+  const auto fetch_keys = [&](int start) {
+    tile.fetch_keys(keys.data, start, 0, in_cache);
+    tile.fetch_keys(keys.data, start, position + 1);
+  };
+  const auto fetch_values = [&](int start) {
+    tile.fetch_values(values.data, start, 0, in_cache);
+    tile.fetch_values(values.data, start, position + 1);
+  };
+  for (int i = threadIdx.x; i < (kQueries - args.group) * kChunks; i += kThreads) {
+    *reinterpret_cast<uint4*>(&shared.tile.queries[AttentionTile<Shape>::wide_place(
+        args.group + i / kChunks, i % kChunks)]) = uint4{};
+  }
+  if (begin < end) {
+    tile.put_key(begin, find_key(begin));
+    __syncthreads();
+    fetch_keys(begin);
+    commit_copies();
+    fetch_values(begin);
+    commit_copies();
+  }
+  wait_for_inputs();
+
+  const float* cos = args.cos[token];
+  const float* sin = args.sin[token];
+  if (begin < end) {
+    Head<kDim> head;
+    // Warps that have a key or a value to prepare come last to the queries.
+    for (int query = warp; query < args.group; query += kWarps) {
+      head.load(args.q[token] + (kv_head * args.group + query) * kDim, lane);
+      head.norm(args.q_norm, args.epsilon, lane);
+      head.turn(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
+#pragma unroll
+      for (int j = 0; j < Head<kDim>::kKept; ++j) {
+        const int element = Head<kDim>::element(j, lane);
+        if (element < kDim) {
+          put(&shared.tile
+                   .queries[AttentionTile<Shape>::wide_place(query, element / 8) + element % 8],
+              head.v[j]);
+        }
+      }
+    }
+    if (owns_new && warp >= kWarps - 2) {
+      const int64_t at =
+          keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
+      if (warp == kWarps - 1) {
+        head.load(args.k[token] + kv_head * kDim, lane);
+        head.norm(args.k_norm, args.epsilon, lane);
+        head.turn(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
+        head.store(keys.data + at, lane);
+        head.store(shared.new_key, lane);
+      } else {
+        head.load(args.v[token] + kv_head * kDim, lane);
+        if (args.normed_values) head.norm(nullptr, args.epsilon, lane);
+        head.store(values.data + at, lane);
+        head.store(shared.new_value, lane);
+      }
+    }
+  }
+  __syncthreads();
+
+  const int row_begin[2] = {first_seen, first_seen};
+  int row_end[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) row_end[i] = tile.row() + 8 * i < args.group ? position + 1 : 0;
+  for (int start = begin; start < end; start += kKeys) {
+    const int next = start + kKeys;
+    const bool more = next < end;
+    if (owns_new && start <= position && position < next && threadIdx.x < kChunks) {
+      const int place = AttentionTile<Shape>::wide_place(position - start, threadIdx.x);
+      *reinterpret_cast<uint4*>(&shared.tile.keys[place]) =
+          *reinterpret_cast<const uint4*>(&shared.new_key[threadIdx.x * 8]);
+      *reinterpret_cast<uint4*>(&shared.tile.values[place]) =
+          *reinterpret_cast<const uint4*>(&shared.new_value[threadIdx.x * 8]);
+    }
+    wait_for_copies<1>();
+    __syncthreads();  // keys are there
+    const uint32_t next_key = more ? find_key(next) : kNoKey;
+    tile.multiply_keys();
+    tile.scale_scores(args.scale, start, visible, row_begin, row_end);
+    tile.put_key(next, next_key);
+    __syncthreads();  // keys are done with
+    if (more) fetch_keys(next);
+    commit_copies();
+    tile.weigh();
+    wait_for_copies<1>();
+    __syncthreads();  // values and weights are there
+    tile.multiply_values();
+    __syncthreads();  // values are done with
+    if (more) fetch_values(next);
+    commit_copies();
+  }
+  tile.finish();
+
+  // The sums of this block, in the keys' place.
+  auto* sums = reinterpret_cast<float*>(shared.tile.keys);  // [group, kDim]
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int query = tile.row() + 8 * i;
+    if (query >= args.group) continue;
+#pragma unroll
+    for (int t = 0; t < Shape::kValueTiles; ++t) {
+      *reinterpret_cast<float2*>(&sums[query * kDim + tile.element(t)]) =
+          float2{tile.weighted[t][2 * i], tile.weighted[t][2 * i + 1]};
+    }
+    if (tile.column_warp() == 0 && lane % 4 == 0) {
+      shared.statistics[query] = float4{tile.largest[i], tile.sum[i], 0, 0};
+    }
+  }
+  if (splits > 1) {
+    sync_cluster();
+  } else {
+    __syncthreads();
+  }
+  // Each warp's queries: what each split counts for.
+  for (int query = warp; query < args.group; query += kWarps) {
+    float4 own{-INFINITY, 0, 0, 0};
+    if (lane < splits) own = read4_of_block(shared_address(&shared.statistics[query]), lane);
+    const float top = warp_max(own.x);
+    const float weight = exp2f(own.x - top);
+    const float sum = warp_sum(own.y * weight);
+    if (lane < splits) shared.factors[lane][query] = weight / sum;
+  }
+  __syncthreads();
+  const int num_vectors = args.group * kVectors;
+  for (int i = split * kThreads + threadIdx.x; i < num_vectors; i += splits * kThreads) {
+    const int query = i / kVectors, element = i % kVectors * 4;
+    float4 total{};
+    for (int rank = 0; rank < splits; ++rank) {
+      const float4 v = read4_of_block(shared_address(&sums[query * kDim + element]), rank);
+      const float factor = shared.factors[rank][query];
+      total.x = fmaf(factor, v.x, total.x);
+      total.y = fmaf(factor, v.y, total.y);
+      total.z = fmaf(factor, v.z, total.z);
+      total.w = fmaf(factor, v.w, total.w);
+    }
+    const int at = (kv_head * args.group + query) * kDim + element;
+    if (args.out.data != nullptr) {
+      put(args.out[token] + at, total);
+    } else {
+      store_rounded(args.packed[token], at, total);
+    }
+  }
+  if (splits > 1) sync_cluster();  // the others have read
+}
+
+template <int kDim>
+struct Shapes;
+template <>
+struct Shapes<64> {
+  using Tile = TileShape<64, 1, 4, 64>;
+  static constexpr int kBlocks = 4;
+};
+template <>
+struct Shapes<128> {
+  using Tile = TileShape<128, 1, 4, 64>;
+  static constexpr int kBlocks = 4;
+};
+template <>
+struct Shapes<256> {
+  using Tile = TileShape<256, 1, 4, 64>;
+  static constexpr int kBlocks = 2;
+};
+template <>
+struct Shapes<512> {
+  using Tile = TileShape<512, 1, 4, 32>;
+  static constexpr int kBlocks = 2;
+};
+
+template <int kDim>
+bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall& call) {
+  using Tile = typename Shapes<kDim>::Tile;
+  const int kv_heads = static_cast<int>(call.cache.num_kv_heads());
+  const int sequences = static_cast<int>(call.sequences.size());
+  // By what the tables hold, not by positions: a graph must do for longer texts, too.
+  int64_t most_keys = int64_t{args.table.page_capacity} * call.cache.page_tokens();
+  if (call.attention.window > 0) most_keys = std::min(most_keys, call.attention.window);
+  const int tiles = static_cast<int>(ceil_divide<int64_t>(most_keys, Tile::kKeys)) + 1;
+  // As many splits as find room at once.
+  const int room = stream.cuda().num_multiprocessors() * Shapes<kDim>::kBlocks;
+  int splits = kMostSplits;
+  while (splits > 1 && (splits / 2 >= tiles || splits * kv_heads * sequences > room)) splits /= 2;
+  if (tiles > splits * kMostTiles) return false;
+
+  auto* kernel = attend_kernel<Tile, Shapes<kDim>::kBlocks>;
+  constexpr size_t kBytes = sizeof(Shared<Tile>);
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  BRAID_CUDA_CHECK(allowed);
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(splits), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(splits), static_cast<unsigned>(kv_heads),
+                        static_cast<unsigned>(sequences));
+  config.blockDim = dim3(Tile::kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream.cuda().handle();
+  config.attrs = attributes;
+  config.numAttrs = splits > 1 ? 2 : 1;
+  BRAID_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args,
+                                      PagedRows<__nv_bfloat16>(call.cache.keys),
+                                      PagedRows<__nv_bfloat16>(call.cache.values)));
+  return true;
+}
+
+bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall& call) {
+  switch (call.q.dim(2)) {
+    case 64:
+      return launch_attend<64>(stream, args, call);
+    case 128:
+      return launch_attend<128>(stream, args, call);
+    case 256:
+      return launch_attend<256>(stream, args, call);
+    case 512:
+      return launch_attend<512>(stream, args, call);
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
+                                        const AttendHeadsCall& call, bool rounded) {
+  const int group = static_cast<int>(call.q.dim(1) / call.cache.num_kv_heads());
+  const bool stores = !call.k.empty();
+  if (!stream.cuda().overlaps_kernels() || !tiles_fit(call.cache) || group > kQueries ||
+      !rows_are_aligned(call.q) || (stores && !rows_are_aligned(call.k, call.v))) {
+    return std::nullopt;
+  }
+  const HeadOptions& heads = call.heads;
+  Arguments args{.q = rows_of<const float>(call.q),
+                 .q_norm = heads.q_norm.data<float>(),
+                 .normed_values = heads.normed_values,
+                 .epsilon = heads.epsilon,
+                 .cos = rows_of<const float>(heads.cos),
+                 .sin = rows_of<const float>(heads.sin),
+                 .pairs = static_cast<int>(heads.cos.dim(1)),
+                 .distance = static_cast<int>(heads.pair_distance),
+                 .group = group,
+                 .window = static_cast<int>(std::min<int64_t>(call.attention.window, 1 << 30)),
+                 .scale = call.attention.scale * 1.44269504088896340736f,
+                 .table = KvTable::upload(stream.cuda(), call.sequences)};
+  if (stores) {
+    args.k = rows_of<const float>(call.k);
+    args.v = rows_of<const float>(call.v);
+    args.k_norm = heads.k_norm.data<float>();
+  }
+  const int64_t tokens = call.q.dim(0), width = call.q.dim(1) * call.q.dim(2);
+  LinearInput result;
+  if (rounded) {
+    // The widths of such heads need no zeros behind them.
+    const PackedRows packed(workspace, tokens, width);
+    BRAID_CHECK(packed.padded == width, "heads of {}", call.q.dim(2));
+    args.packed = packed.rows();
+    result = packed.input(call.q.reshape({tokens, width}));
+  } else {
+    result.x = workspace.take(DType::kF32, {tokens, width});
+    args.out = rows_of<float>(result.x);
+  }
+  if (!launch_attend(stream, args, call)) return std::nullopt;
+  stream.cuda().finish_op("attend_heads");
+  return result;
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,73 @@
+#pragma once
+
+// One head of one token on its way into attention, in the registers of a warp.
+
+#include <cuda_bf16.h>
+
+#include "ops/cuda/row_vectors.cuh"
+#include "ops/norm/cuda/rms_norm.cuh"
+
+namespace braid::cuda {
+
+__device__ __forceinline__ void put(float* to, float4 v) { *reinterpret_cast<float4*>(to) = v; }
+__device__ __forceinline__ void put(__nv_bfloat16* to, float4 v) {
+  __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
+  *reinterpret_cast<uint2*>(to) = *reinterpret_cast<uint2*>(pairs);
+}
+
+// Read, normed, turned. Element 4·(32·j + lane) + n is v[j][n].
+template <int kDim>
+struct Head {
+  static constexpr int kVectors = kDim / (4 * kWarp);
+  static constexpr int kKept = kVectors > 0 ? kVectors : 1;
+  static_assert(kDim % 128 == 0 || kDim == 64);
+
+  float4 v[kKept];
+
+  static __device__ int element(int j, int lane) { return 4 * (j * kWarp + lane); }
+
+  __device__ void load(const float* row, int lane) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) v[j] = load4<true>(row, element(j, lane), kDim);
+  }
+  __device__ void norm(const float* weight, float epsilon, int lane) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) sum += sum_of_squares(v[j]);
+    const float factor = inverse_rms(warp_sum(sum), kDim, epsilon);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      v[j] = {__fmul_rn(v[j].x, factor), __fmul_rn(v[j].y, factor), __fmul_rn(v[j].z, factor),
+              __fmul_rn(v[j].w, factor)};
+      if (weight == nullptr) continue;
+      const float4 w = load4<true>(weight, element(j, lane), kDim);
+      v[j] = {__fmul_rn(v[j].x, w.x), __fmul_rn(v[j].y, w.y), __fmul_rn(v[j].z, w.z),
+              __fmul_rn(v[j].w, w.w)};
+    }
+  }
+  // scratch: kDim floats of the warp's own.
+  __device__ void turn(const float* cos, const float* sin, int pairs, int distance, float* scratch,
+                       int lane) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      if (element(j, lane) < kDim) put(scratch + element(j, lane), v[j]);
+    }
+    __syncwarp();
+    for (int i = lane; i < pairs; i += kWarp) {
+      const float a = scratch[i], b = scratch[i + distance], c = cos[i], s = sin[i];
+      scratch[i] = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
+      scratch[i + distance] = __fadd_rn(__fmul_rn(b, c), __fmul_rn(a, s));
+    }
+    __syncwarp();
+    load(scratch, lane);
+  }
+  template <typename T>
+  __device__ void store(T* row, int lane) const {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      if (element(j, lane) < kDim) put(row + element(j, lane), v[j]);
+    }
+  }
+};
+
+}  // namespace braid::cuda

@@ -1,0 +1,194 @@
+#include "ops/fused/attend_heads.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "ops/op_test.h"
+#include "tensor/cuda/stream_state.h"
+
+namespace braid {
+namespace {
+
+struct Case {
+  int64_t head_dim = 256, kv_heads = 2, group = 2, window = 0;
+  std::vector<int64_t> positions;  // of the new rows
+  bool stores = true, values_from_keys = false, rounded = false;
+};
+
+class AttendHeadsTest : public OpTest {
+ protected:
+  static constexpr int64_t kPageTokens = 16;
+
+  Tensor random_weight(int64_t width) {
+    Tensor weight(DType::kF32, {width}, device);
+    for (float& w : weight.view().span<float>()) w = random.uniform(0.2f, 1.5f);
+    return weight;
+  }
+
+  // Against the ops in turn. Both round queries and weights to bfloat16 and have keys and values of
+  // the same bits. A score s = scale · Σ q k, summed in any order by tensor cores, is off by at
+  // most δ = 2 · dim · 2^-24 · scale · |q| |k|; a weight by a factor e^±2δ, and by 2^-9 for its
+  // rounding; the weights' sum is that of the rounded ones. So each of the two results is off by at
+  // most (2^-8 + 4δ + a few 2^-24) · max |v|.
+  void check(const Case& c) {
+    SCOPED_TRACE(fmt::format("head {}, {} KV heads, group {}, window {}, {}{}{}", c.head_dim,
+                             c.kv_heads, c.group, c.window, c.stores ? "" : "borrowed ",
+                             c.values_from_keys ? "values from keys " : "",
+                             c.rounded ? "rounded" : ""));
+    Workspace::Scope scope(workspace);
+    const auto tokens = static_cast<int64_t>(c.positions.size());
+    const int64_t heads = c.kv_heads * c.group;
+    std::vector<std::vector<int32_t>> pages;
+    std::vector<SequenceRows> sequences;
+    int64_t num_pages = 0;
+    for (const int64_t position : c.positions) {
+      const int64_t ring = c.window > 0 ? (c.window + kPageTokens - 1) / kPageTokens + 1 : position;
+      const int64_t count = std::min(position / kPageTokens + 1, ring + 1);
+      num_pages += count;
+      pages.emplace_back(static_cast<size_t>(count));
+    }
+    std::vector<int32_t> order(static_cast<size_t>(num_pages));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random.engine());
+    size_t next = 0;
+    for (size_t i = 0; i < pages.size(); ++i) {
+      for (int32_t& page : pages[i]) page = order[next++];
+      sequences.push_back({static_cast<int64_t>(i), 1, c.positions[i], pages[i]});
+    }
+    const Shape store{num_pages, c.kv_heads, kPageTokens, c.head_dim};
+    Tensor keys(DType::kBF16, store, device), values(DType::kBF16, store, device);
+    Tensor other_keys(DType::kBF16, store, device), other_values(DType::kBF16, store, device);
+    double largest_value = 0, largest_key = 0;
+    const auto fill = [&](Tensor& one, Tensor& other, double& largest) {
+      auto from = one.view().span<BFloat16>();
+      for (BFloat16& x : from) x = to_bfloat16(random.normal());
+      for (const BFloat16 x : from) largest = std::max(largest, std::fabs(double{to_float(x)}));
+      std::copy(from.begin(), from.end(), other.view().span<BFloat16>().begin());
+    };
+    fill(keys, other_keys, largest_key);
+    fill(values, other_values, largest_value);
+
+    PaddedTensor q({tokens, heads, c.head_dim}, 4), k({tokens, c.kv_heads, c.head_dim}, 4);
+    PaddedTensor v({tokens, c.kv_heads, c.head_dim}, 4);
+    q.fill_normal(random);
+    k.fill_normal(random);
+    v.fill_normal(random);
+    PaddedTensor other_q({tokens, heads, c.head_dim}, 4);
+    PaddedTensor other_k({tokens, c.kv_heads, c.head_dim}, 4);
+    PaddedTensor other_v({tokens, c.kv_heads, c.head_dim}, 4);
+    other_q.copy_from(q);
+    other_k.copy_from(k);
+    other_v.copy_from(v);
+    const int64_t pairs = random.pick({c.head_dim / 2, c.head_dim / 4});
+    PaddedTensor cos({tokens, pairs}, 0), sin({tokens, pairs}, 0);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t i = 0; i < pairs; ++i) {
+        const float angle = random.uniform(-3, 3);
+        cos.row(t)[i] = std::cos(angle), sin.row(t)[i] = std::sin(angle);
+      }
+    }
+    const Tensor q_norm = random_weight(c.head_dim), k_norm = random_weight(c.head_dim);
+    const HeadOptions options{.q_norm = q_norm.view(),
+                              .k_norm = k_norm.view(),
+                              .normed_values = c.values_from_keys || random.integer(0, 1) == 1,
+                              .epsilon = 1e-6f,
+                              .cos = cos.view(),
+                              .sin = sin.view(),
+                              .pair_distance = random.pick({c.head_dim / 2, pairs})};
+    const AttentionOptions attention_options{
+        .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.head_dim))),
+        .window = c.window};
+    const PagedKv cache{keys.view(), values.view(), {}, {}};
+    const PagedKv other{other_keys.view(), other_values.view(), {}, {}};
+    const TensorView none;
+    const auto done = attend_heads(stream, workspace,
+                                   {q.view(), c.stores ? k.view() : none,
+                                    c.stores ? (c.values_from_keys ? k.view() : v.view()) : none,
+                                    options, attention_options, sequences, cache},
+                                   c.rounded);
+    ASSERT_EQ(done.has_value(), on_cuda() && stream.cuda().overlaps_kernels());
+    if (!done) return;
+
+    if (c.stores) {
+      prepare_heads(stream, workspace, other_q, other_k,
+                    c.values_from_keys ? other_k.view() : other_v.view(), options, sequences,
+                    other);
+    } else {
+      prepare_queries(stream, other_q, options);
+    }
+    PaddedTensor expected({tokens, heads, c.head_dim}, 0);
+    attention(stream, workspace, other_q, other, sequences, attention_options, expected);
+    for (const auto& [one, two] : {std::pair{&keys, &other_keys}, {&values, &other_values}}) {
+      const auto a = one->view().span<BFloat16>(), b = two->view().span<BFloat16>();
+      ASSERT_TRUE(std::equal(a.begin(), a.end(), b.begin(), [](BFloat16 x, BFloat16 y) {
+        return std::bit_cast<uint16_t>(x) == std::bit_cast<uint16_t>(y);
+      })) << "the cache";
+      for (const BFloat16 x : b) {
+        double& largest = one == &keys ? largest_key : largest_value;
+        largest = std::max(largest, std::fabs(double{to_float(x)}));
+      }
+    }
+    // |q| after its norm and rotation: weights up to 1.5.
+    const double root = std::sqrt(static_cast<double>(c.head_dim));
+    const double q_length = 1.5 * root * 1.01, k_length = largest_key * root;
+    const double delta = 2 * static_cast<double>(c.head_dim) * kUnitRoundoff *
+                         attention_options.scale * q_length * k_length / root;
+    const double bound = 2 * (0x1p-8 + 4 * delta + 64 * kUnitRoundoff) * largest_value;
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t i = 0; i < heads * c.head_dim; ++i) {
+        const double value = expected.row(t)[i];
+        const double actual =
+            c.rounded ? to_float(done->packed.row<BFloat16>(t)[i]) : done->x.row<float>(t)[i];
+        const double rounding = c.rounded ? 0x1p-8 * std::fabs(value) : 0;
+        ASSERT_LE(std::fabs(actual - value), bound + rounding)
+            << "position " << c.positions[static_cast<size_t>(t)] << ", element " << i << ": "
+            << actual << " for " << value;
+      }
+    }
+  }
+
+  std::vector<int64_t> positions(std::initializer_list<int64_t> some) {
+    std::vector<int64_t> all(some);
+    all.push_back(random.integer(0, 400));
+    std::shuffle(all.begin(), all.end(), random.engine());
+    return all;
+  }
+};
+
+TEST_P(AttendHeadsTest, MatchTheOpsInTurn) {
+  for (const int64_t head_dim : {64, 128, 256, 512}) {
+    for (const int64_t window : {0, 1, 63, 64, 100}) {
+      check({.head_dim = head_dim,
+             .kv_heads = random.integer(1, 8),
+             .group = random.pick<int64_t>({1, 2, 8, 16}),
+             .window = window,
+             .positions = positions({0, 1, 31, 32, 63, 64, 65, 127, 200}),
+             .stores = random.integer(0, 3) > 0,
+             .values_from_keys = random.integer(0, 1) == 1,
+             .rounded = random.integer(0, 1) == 1});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(AttendHeadsTest, FewSequencesAreSplit) {
+  for (const int64_t head_dim : {256, 512}) {
+    for (const int64_t position : {0, 5, 255, 256, 511, 700, 1023}) {
+      for (const int64_t window : {0, 512}) {
+        check({.head_dim = head_dim,
+               .kv_heads = random.pick<int64_t>({1, 8}),
+               .group = random.pick<int64_t>({2, 16}),
+               .window = window,
+               .positions = {position},
+               .rounded = true});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+BRAID_INSTANTIATE_PER_TARGET(AttendHeadsTest);
+
+}  // namespace
+}  // namespace braid
