@@ -23,9 +23,10 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
                                     outputs.experts, outputs.weights, softmax_);
   outputs.rows = workspace.take(DType::kF32, {pairs, down.rows()});
   const bool joined = !weights_.gate_up.empty();
-  const GatedMlpCall calls[] = {beside.mlp.call(beside.x, beside.out),
-                                {activation_, joined ? &weights_.gate_up : &weights_.gate,
-                                 &weights_.up, &down, &x, &outputs.groups, outputs.rows}};
+  GatedMlpCall calls[] = {beside.mlp.call(beside.x, beside.out),
+                          {activation_, joined ? &weights_.gate_up : &weights_.gate, &weights_.up,
+                           &down, &x, &outputs.groups, outputs.rows}};
+  calls[0].early = true;  // the routing has been queued since
   if (gated_mlps(stream, workspace, calls)) return outputs;
 
   beside.mlp.run(step, beside.x, beside.out);

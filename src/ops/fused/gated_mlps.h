@@ -19,6 +19,9 @@ struct GatedMlpCall {
   // Of experts: who meets whom. Null: every token.
   const ExpertGroups* groups;
   TensorView out;  // [tokens, hidden], or [pairs, hidden] sorted by expert
+  // x was complete before the last op that was queued began. (Every kernel that overlaps with the
+  // one in front of it waits for it before it lets the next one begin.) It need not be waited for.
+  bool early = false;
 };
 
 // At most one call without groups and one with, as one pass over their weights, where the device

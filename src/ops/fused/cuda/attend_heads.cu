@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 
 #include "ops/attention/cuda/attention_call.h"
 #include "ops/attention/cuda/attention_tile.cuh"
@@ -33,12 +34,12 @@ struct Arguments {
 __device__ __forceinline__ float4 read4_of_block(uint32_t shared, int rank) {
   float4 v{};
 #if __CUDA_ARCH__ >= 900
+  // Several may be under way: what they read is there since the cluster's barrier.
   asm volatile(
       "{\n.reg .u32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
       "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
       : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(shared), "r"(rank)
-      : "memory");
+      : "r"(shared), "r"(rank));
 #endif
   return v;
 }
@@ -112,29 +113,47 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   const float* cos = args.cos[token];
   const float* sin = args.sin[token];
   if (begin < end) {
-    Head<kDim> head;
-    // Warps that have a key or a value to prepare come last to the queries.
-    for (int query = warp; query < args.group; query += kWarps) {
-      head.load(args.q[token] + (kv_head * args.group + query) * kDim, lane);
-      head.norm(args.q_norm, args.epsilon, lane);
-      head.turn(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
+    using H = Head<kDim>;
+    const bool in_lane = H::turns_in_lane(args.pairs, args.distance);
+    const auto turn = [&](H& head) {
+      if (in_lane) {
+        head.turn_in_lane(cos, sin, args.pairs, lane);
+      } else {
+        head.turn(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
+      }
+    };
+    constexpr int kAtOnce = 2;
+    for (int first = warp; first < args.group; first += kAtOnce * kWarps) {
+      H queries[kAtOnce];
 #pragma unroll
-      for (int j = 0; j < Head<kDim>::kKept; ++j) {
-        const int element = Head<kDim>::element(j, lane);
-        if (element < kDim) {
-          put(&shared.tile
-                   .queries[AttentionTile<Shape>::wide_place(query, element / 8) + element % 8],
-              head.v[j]);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int query = min(first + i * kWarps, args.group - 1);
+        queries[i].load(args.q[token] + (kv_head * args.group + query) * kDim, lane);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) queries[i].norm(args.q_norm, args.epsilon, lane);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int query = first + i * kWarps;
+        turn(queries[i]);
+        if (query >= args.group) continue;
+#pragma unroll
+        for (int j = 0; j < H::kKept; ++j) {
+          const int element = H::element(j, lane);
+          if (element >= kDim) continue;
+          const int place = AttentionTile<Shape>::wide_place(query, element / 8) + element % 8;
+          put(&shared.tile.queries[place], queries[i].v[j]);
         }
       }
     }
+    H head;
     if (owns_new && warp >= kWarps - 2) {
       const int64_t at =
           keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
       if (warp == kWarps - 1) {
         head.load(args.k[token] + kv_head * kDim, lane);
         head.norm(args.k_norm, args.epsilon, lane);
-        head.turn(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
+        turn(head);
         head.store(keys.data + at, lane);
         head.store(shared.new_key, lane);
       } else {
@@ -213,14 +232,21 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   const int num_vectors = args.group * kVectors;
   for (int i = split * kThreads + threadIdx.x; i < num_vectors; i += splits * kThreads) {
     const int query = i / kVectors, element = i % kVectors * 4;
+    float4 v[kMostSplits];
+#pragma unroll
+    for (int rank = 0; rank < kMostSplits; ++rank) {
+      const int from = min(rank, splits - 1);
+      v[rank] = read4_of_block(shared_address(&sums[query * kDim + element]), from);
+    }
     float4 total{};
-    for (int rank = 0; rank < splits; ++rank) {
-      const float4 v = read4_of_block(shared_address(&sums[query * kDim + element]), rank);
+#pragma unroll
+    for (int rank = 0; rank < kMostSplits; ++rank) {
+      if (rank >= splits) continue;
       const float factor = shared.factors[rank][query];
-      total.x = fmaf(factor, v.x, total.x);
-      total.y = fmaf(factor, v.y, total.y);
-      total.z = fmaf(factor, v.z, total.z);
-      total.w = fmaf(factor, v.w, total.w);
+      total.x = fmaf(factor, v[rank].x, total.x);
+      total.y = fmaf(factor, v[rank].y, total.y);
+      total.z = fmaf(factor, v[rank].z, total.z);
+      total.w = fmaf(factor, v[rank].w, total.w);
     }
     const int at = (kv_head * args.group + query) * kDim + element;
     if (args.out.data != nullptr) {
@@ -255,6 +281,24 @@ struct Shapes<512> {
   static constexpr int kBlocks = 2;
 };
 
+// How many clusters of each size that is a power of two run at once.
+std::array<int, kMostSplits + 1> clusters_at_once(const void* kernel, int threads, size_t bytes) {
+  std::array<int, kMostSplits + 1> counts{};
+  for (int size = 2; size <= kMostSplits; size *= 2) {
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(size), 1024);
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = bytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    BRAID_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&counts[size], kernel, &config));
+  }
+  return counts;
+}
+
 template <int kDim>
 bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall& call) {
   using Tile = typename Shapes<kDim>::Tile;
@@ -264,17 +308,18 @@ bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall&
   int64_t most_keys = int64_t{args.table.page_capacity} * call.cache.page_tokens();
   if (call.attention.window > 0) most_keys = std::min(most_keys, call.attention.window);
   const int tiles = static_cast<int>(ceil_divide<int64_t>(most_keys, Tile::kKeys)) + 1;
-  // As many splits as find room at once.
-  const int room = stream.cuda().num_multiprocessors() * Shapes<kDim>::kBlocks;
-  int splits = kMostSplits;
-  while (splits > 1 && (splits / 2 >= tiles || splits * kv_heads * sequences > room)) splits /= 2;
-  if (tiles > splits * kMostTiles) return false;
-
   auto* kernel = attend_kernel<Tile, Shapes<kDim>::kBlocks>;
   constexpr size_t kBytes = sizeof(Shared<Tile>);
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   BRAID_CUDA_CHECK(allowed);
+  // As many splits as find room at once.
+  static const std::array<int, kMostSplits + 1> rooms =
+      clusters_at_once(reinterpret_cast<const void*>(kernel), Tile::kThreads, kBytes);
+  int splits = kMostSplits;
+  while (splits > 1 && (splits / 2 >= tiles || kv_heads * sequences > rooms[splits])) splits /= 2;
+  if (tiles > splits * kMostTiles) return false;
+
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;

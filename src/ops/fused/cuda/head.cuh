@@ -45,6 +45,28 @@ struct Head {
               __fmul_rn(v[j].w, w.w)};
     }
   }
+  // Where pairs are halves of the head apart, both of a pair are in one lane.
+  static __device__ bool turns_in_lane(int pairs, int distance) {
+    return kKept > 1 && distance == kDim / 2 && pairs % 4 == 0;
+  }
+  __device__ void turn_in_lane(const float* cos, const float* sin, int pairs, int lane) {
+    constexpr int kHalf = kKept / 2;
+    const auto turn_pair = [](float& a, float& b, float c, float s) {
+      const float turned = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
+      b = __fadd_rn(__fmul_rn(b, c), __fmul_rn(a, s));
+      a = turned;
+    };
+#pragma unroll
+    for (int j = 0; j < kHalf; ++j) {
+      if (element(j, lane) >= pairs) continue;
+      const float4 c = load4<true>(cos, element(j, lane), pairs);
+      const float4 s = load4<true>(sin, element(j, lane), pairs);
+      turn_pair(v[j].x, v[j + kHalf].x, c.x, s.x);
+      turn_pair(v[j].y, v[j + kHalf].y, c.y, s.y);
+      turn_pair(v[j].z, v[j + kHalf].z, c.z, s.z);
+      turn_pair(v[j].w, v[j + kHalf].w, c.w, s.w);
+    }
+  }
   // scratch: kDim floats of the warp's own.
   __device__ void turn(const float* cos, const float* sin, int pairs, int distance, float* scratch,
                        int lane) {

@@ -152,11 +152,16 @@ struct Block {
   }
 
   __device__ void bring_inputs() {
-    wait_for_inputs();
-    publish_to_copies();
     const int lane = threadIdx.x % kWarp;
     Ring ring(plan.slots);
+    bool waited = false;
+    publish_to_copies();
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int) {
+      if (!waited && !phase.early) {
+        wait_for_inputs();
+        publish_to_copies();
+        waited = true;
+      }
       const int column_warps = kMultipliers / phase.row_warps;
       const uint16_t* from = nullptr;
       if (phase.x_rows != nullptr && lane < tokens.count) {
@@ -191,6 +196,7 @@ struct Block {
         }
       }
     });
+    if (!waited) wait_for_inputs();
   }
 
   __device__ void multiply() {

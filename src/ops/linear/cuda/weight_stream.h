@@ -26,6 +26,7 @@ struct StreamPhase {
   int row_warps;        // 2, 4 or 8 of the eight
   bool gated;           // outputs are activation(gate) ⊙ up, rounded to bfloat16
   bool routed;          // of experts
+  bool early;           // the inputs were complete before the kernel in front of this one began
   Activation activation;
   // bfloat16 [rows of x, 64 · column warps · steps]: boxes of all tokens of a tile, or, where pairs
   // have the rows x_rows, rows at multiples of 16 bytes. The latter needs 8 row warps.
