@@ -134,7 +134,7 @@ class AttendHeadsTest : public OpTest {
     const double q_length = 1.5 * root * 1.01, k_length = largest_key * root;
     const double delta = 2 * static_cast<double>(c.head_dim) * kUnitRoundoff *
                          attention_options.scale * q_length * k_length / root;
-    const double bound = 2 * (0x1p-8 + 4 * delta + 64 * kUnitRoundoff) * largest_value;
+    const double bound = 2 * (0x1p-7 + 4 * delta + 64 * kUnitRoundoff) * largest_value;
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t i = 0; i < heads * c.head_dim; ++i) {
         const double value = expected.row(t)[i];

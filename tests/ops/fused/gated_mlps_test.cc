@@ -58,7 +58,7 @@ class GatedMlpsTest : public OpTest {
                             kSlope * sum_error * sum_error * g.magnitude * u.magnitude +
                             kActivationRoundings * kUnitRoundoff * std::fabs(h[i]) *
                                 (1 + std::fabs(g.value) * std::fabs(g.value));
-      error[i] = before + (std::fabs(h[i]) + before) * 0x1p-9 + 0x1p-126;
+      error[i] = before + (std::fabs(h[i]) + before) * 0x1p-8 + 0x1p-126;
     }
     Expected expected;
     for (int64_t r = 0; r < hidden; ++r) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "ops/attention/cuda/attention_call.h"
 #include "ops/attention/cuda/attention_tile.cuh"
@@ -31,17 +32,26 @@ struct Arguments {
   Rows<uint16_t> packed;  // bfloat16
 };
 
-__device__ __forceinline__ float4 read4_of_block(uint32_t shared, int rank) {
-  float4 v{};
+// Into the shared memory of another block of the cluster, which has begun.
+__device__ __forceinline__ void push(uint32_t shared, int rank, float x, float y) {
 #if __CUDA_ARCH__ >= 900
-  // Several may be under way: what they read is there since the cluster's barrier.
   asm volatile(
-      "{\n.reg .u32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(shared), "r"(rank));
+      "{\n.reg .u32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.v2.f32 [remote], {%2, %3};\n}" ::"r"(shared),
+      "r"(rank), "f"(x), "f"(y)
+      : "memory");
 #endif
-  return v;
+}
+// That this block has begun; until all have.
+__device__ __forceinline__ void announce_to_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void await_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
 }
 
 template <typename Shape>
@@ -50,8 +60,9 @@ struct Shared {
   typename Shape::Shared tile;
   alignas(16) float scratch[Shape::kThreads / kWarp][kDim];
   alignas(16) __nv_bfloat16 new_key[kDim], new_value[kDim];
-  alignas(16) float4 statistics[kQueries];  // of a query: largest, sum
-  float factors[kMostSplits][kQueries];
+  // What the blocks of the cluster have made of this one's share of the elements.
+  float2 statistics[kMostSplits][kQueries];  // largest, sum
+  float sums[];                              // [splits][group][kDim / splits], at 16 bytes
 };
 
 // Grid: splits (a cluster), KV heads, sequences. Each block prepares the queries, one of a cluster
@@ -62,13 +73,14 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     attend_kernel(const __grid_constant__ Arguments args, PagedRows<__nv_bfloat16> keys,
                   PagedRows<__nv_bfloat16> values) {
   constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys, kThreads = Shape::kThreads;
-  constexpr int kWarps = kThreads / kWarp, kVectors = kDim / 4, kChunks = kDim / 8;
+  constexpr int kWarps = kThreads / kWarp, kChunks = kDim / 8;
   static_assert(Shape::kRowWarps == 1 && kWarps == 4);
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<Shape>*>(shared_bytes);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int kv_head = blockIdx.y, splits = gridDim.x, split = blockIdx.x;
 
+  announce_to_cluster();
   // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
   const DeviceSequence sequence = args.table.sequences[blockIdx.z];
   const int32_t* pages = args.table.pages(sequence);
@@ -108,16 +120,24 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     fetch_values(begin);
     commit_copies();
   }
-  wait_for_inputs();
-
+  using H = Head<kDim>;
   const float* cos = args.cos[token];
   const float* sin = args.sin[token];
+  const bool in_lane = H::turns_in_lane(args.pairs, args.distance);
+  const bool makes_key = owns_new && warp == kWarps - 1;
+  typename H::Row q_weight, k_weight, cosines, sines;
+  if (warp < args.group) q_weight.load(args.q_norm, kDim, lane);
+  if (makes_key) k_weight.load(args.k_norm, kDim, lane);
+  if (in_lane) {
+    cosines.load(cos, args.pairs, lane);
+    sines.load(sin, args.pairs, lane);
+  }
+  wait_for_inputs();
+
   if (begin < end) {
-    using H = Head<kDim>;
-    const bool in_lane = H::turns_in_lane(args.pairs, args.distance);
     const auto turn = [&](H& head) {
       if (in_lane) {
-        head.turn_in_lane(cos, sin, args.pairs, lane);
+        head.turn_in_lane(cosines, sines, args.pairs, lane);
       } else {
         head.turn(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
       }
@@ -131,7 +151,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
         queries[i].load(args.q[token] + (kv_head * args.group + query) * kDim, lane);
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) queries[i].norm(args.q_norm, args.epsilon, lane);
+      for (int i = 0; i < kAtOnce; ++i) queries[i].norm(q_weight, args.epsilon);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int query = first + i * kWarps;
@@ -150,9 +170,9 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     if (owns_new && warp >= kWarps - 2) {
       const int64_t at =
           keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
-      if (warp == kWarps - 1) {
+      if (makes_key) {
         head.load(args.k[token] + kv_head * kDim, lane);
-        head.norm(args.k_norm, args.epsilon, lane);
+        head.norm(k_weight, args.epsilon);
         turn(head);
         head.store(keys.data + at, lane);
         head.store(shared.new_key, lane);
@@ -199,63 +219,54 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   }
   tile.finish();
 
-  // The sums of this block, in the keys' place.
-  auto* sums = reinterpret_cast<float*>(shared.tile.keys);  // [group, kDim]
+  // Each block of the cluster adds up its share of the elements.
+  await_cluster();
+  const int share = kDim / splits;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int query = tile.row() + 8 * i;
     if (query >= args.group) continue;
 #pragma unroll
     for (int t = 0; t < Shape::kValueTiles; ++t) {
-      *reinterpret_cast<float2*>(&sums[query * kDim + tile.element(t)]) =
-          float2{tile.weighted[t][2 * i], tile.weighted[t][2 * i + 1]};
+      const int owner = tile.element(t) / share, element = tile.element(t) % share;
+      push(shared_address(&shared.sums[(split * args.group + query) * share + element]), owner,
+           tile.weighted[t][2 * i], tile.weighted[t][2 * i + 1]);
     }
     if (tile.column_warp() == 0 && lane % 4 == 0) {
-      shared.statistics[query] = float4{tile.largest[i], tile.sum[i], 0, 0};
+      for (int owner = 0; owner < splits; ++owner) {
+        push(shared_address(&shared.statistics[split][query]), owner, tile.largest[i], tile.sum[i]);
+      }
     }
   }
-  if (splits > 1) {
-    sync_cluster();
-  } else {
-    __syncthreads();
-  }
-  // Each warp's queries: what each split counts for.
-  for (int query = warp; query < args.group; query += kWarps) {
-    float4 own{-INFINITY, 0, 0, 0};
-    if (lane < splits) own = read4_of_block(shared_address(&shared.statistics[query]), lane);
-    const float top = warp_max(own.x);
-    const float weight = exp2f(own.x - top);
-    const float sum = warp_sum(own.y * weight);
-    if (lane < splits) shared.factors[lane][query] = weight / sum;
-  }
-  __syncthreads();
-  const int num_vectors = args.group * kVectors;
-  for (int i = split * kThreads + threadIdx.x; i < num_vectors; i += splits * kThreads) {
-    const int query = i / kVectors, element = i % kVectors * 4;
-    float4 v[kMostSplits];
-#pragma unroll
-    for (int rank = 0; rank < kMostSplits; ++rank) {
-      const int from = min(rank, splits - 1);
-      v[rank] = read4_of_block(shared_address(&sums[query * kDim + element]), from);
+  sync_cluster();
+  const int vectors = share / 4;
+  for (int i = threadIdx.x; i < args.group * vectors; i += kThreads) {
+    const int query = i / vectors, element = i % vectors * 4;
+    float top = -INFINITY, sum = 0;
+    for (int rank = 0; rank < splits; ++rank) {
+      top = fmaxf(top, shared.statistics[rank][query].x);
     }
     float4 total{};
-#pragma unroll
-    for (int rank = 0; rank < kMostSplits; ++rank) {
-      if (rank >= splits) continue;
-      const float factor = shared.factors[rank][query];
-      total.x = fmaf(factor, v[rank].x, total.x);
-      total.y = fmaf(factor, v[rank].y, total.y);
-      total.z = fmaf(factor, v[rank].z, total.z);
-      total.w = fmaf(factor, v[rank].w, total.w);
+    for (int rank = 0; rank < splits; ++rank) {
+      const float2 of_rank = shared.statistics[rank][query];
+      const float weight = exp2f(of_rank.x - top);
+      sum = fmaf(weight, of_rank.y, sum);
+      const float4 v = *reinterpret_cast<const float4*>(
+          &shared.sums[(rank * args.group + query) * share + element]);
+      total.x = fmaf(weight, v.x, total.x);
+      total.y = fmaf(weight, v.y, total.y);
+      total.z = fmaf(weight, v.z, total.z);
+      total.w = fmaf(weight, v.w, total.w);
     }
-    const int at = (kv_head * args.group + query) * kDim + element;
+    const float factor = 1 / sum;
+    total = {total.x * factor, total.y * factor, total.z * factor, total.w * factor};
+    const int at = (kv_head * args.group + query) * kDim + split * share + element;
     if (args.out.data != nullptr) {
       put(args.out[token] + at, total);
     } else {
       store_rounded(args.packed[token], at, total);
     }
   }
-  if (splits > 1) sync_cluster();  // the others have read
 }
 
 template <int kDim>
@@ -272,8 +283,8 @@ struct Shapes<128> {
 };
 template <>
 struct Shapes<256> {
-  using Tile = TileShape<256, 1, 4, 64>;
-  static constexpr int kBlocks = 2;
+  using Tile = TileShape<256, 1, 4, 32>;
+  static constexpr int kBlocks = 4;
 };
 template <>
 struct Shapes<512> {
@@ -309,13 +320,20 @@ bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall&
   if (call.attention.window > 0) most_keys = std::min(most_keys, call.attention.window);
   const int tiles = static_cast<int>(ceil_divide<int64_t>(most_keys, Tile::kKeys)) + 1;
   auto* kernel = attend_kernel<Tile, Shapes<kDim>::kBlocks>;
-  constexpr size_t kBytes = sizeof(Shared<Tile>);
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const auto bytes_of = [](int group) {
+    return sizeof(Shared<Tile>) + static_cast<size_t>(group) * kDim * sizeof(float);
+  };
+  static const cudaError_t allowed = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes_of(kQueries)));
   BRAID_CUDA_CHECK(allowed);
+  const size_t bytes = bytes_of(std::max(args.group, 1));
   // As many splits as find room at once.
-  static const std::array<int, kMostSplits + 1> rooms =
-      clusters_at_once(reinterpret_cast<const void*>(kernel), Tile::kThreads, kBytes);
+  static std::map<size_t, std::array<int, kMostSplits + 1>> known;
+  const auto [found, first_time] = known.try_emplace(bytes);
+  if (first_time) {
+    found->second = clusters_at_once(reinterpret_cast<const void*>(kernel), Tile::kThreads, bytes);
+  }
+  const auto& rooms = found->second;
   int splits = kMostSplits;
   while (splits > 1 && (splits / 2 >= tiles || kv_heads * sequences > rooms[splits])) splits /= 2;
   if (tiles > splits * kMostTiles) return false;
@@ -329,10 +347,10 @@ bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall&
   config.gridDim = dim3(static_cast<unsigned>(splits), static_cast<unsigned>(kv_heads),
                         static_cast<unsigned>(sequences));
   config.blockDim = dim3(Tile::kThreads);
-  config.dynamicSmemBytes = kBytes;
+  config.dynamicSmemBytes = bytes;
   config.stream = stream.cuda().handle();
   config.attrs = attributes;
-  config.numAttrs = splits > 1 ? 2 : 1;
+  config.numAttrs = 2;
   BRAID_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args,
                                       PagedRows<__nv_bfloat16>(call.cache.keys),
                                       PagedRows<__nv_bfloat16>(call.cache.values)));

@@ -30,6 +30,22 @@ struct Head {
 #pragma unroll
     for (int j = 0; j < kKept; ++j) v[j] = load4<true>(row, element(j, lane), kDim);
   }
+  // A row of weights, for norm(); cosines or sines, for turn_in_lane().
+  struct Row {
+    float4 v[kKept];
+    __device__ void load(const float* row, int width, int lane) {
+#pragma unroll
+      for (int j = 0; j < kKept; ++j) v[j] = load4<true>(row, element(j, lane), width);
+    }
+  };
+  __device__ void norm(const Row& weight, float epsilon) {
+    norm(nullptr, epsilon, 0);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      v[j] = {__fmul_rn(v[j].x, weight.v[j].x), __fmul_rn(v[j].y, weight.v[j].y),
+              __fmul_rn(v[j].z, weight.v[j].z), __fmul_rn(v[j].w, weight.v[j].w)};
+    }
+  }
   __device__ void norm(const float* weight, float epsilon, int lane) {
     float sum = 0;
 #pragma unroll
@@ -49,7 +65,7 @@ struct Head {
   static __device__ bool turns_in_lane(int pairs, int distance) {
     return kKept > 1 && distance == kDim / 2 && pairs % 4 == 0;
   }
-  __device__ void turn_in_lane(const float* cos, const float* sin, int pairs, int lane) {
+  __device__ void turn_in_lane(const Row& cos, const Row& sin, int pairs, int lane) {
     constexpr int kHalf = kKept / 2;
     const auto turn_pair = [](float& a, float& b, float c, float s) {
       const float turned = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
@@ -59,12 +75,10 @@ struct Head {
 #pragma unroll
     for (int j = 0; j < kHalf; ++j) {
       if (element(j, lane) >= pairs) continue;
-      const float4 c = load4<true>(cos, element(j, lane), pairs);
-      const float4 s = load4<true>(sin, element(j, lane), pairs);
-      turn_pair(v[j].x, v[j + kHalf].x, c.x, s.x);
-      turn_pair(v[j].y, v[j + kHalf].y, c.y, s.y);
-      turn_pair(v[j].z, v[j + kHalf].z, c.z, s.z);
-      turn_pair(v[j].w, v[j + kHalf].w, c.w, s.w);
+      turn_pair(v[j].x, v[j + kHalf].x, cos.v[j].x, sin.v[j].x);
+      turn_pair(v[j].y, v[j + kHalf].y, cos.v[j].y, sin.v[j].y);
+      turn_pair(v[j].z, v[j + kHalf].z, cos.v[j].z, sin.v[j].z);
+      turn_pair(v[j].w, v[j + kHalf].w, cos.v[j].w, sin.v[j].w);
     }
   }
   // scratch: kDim floats of the warp's own.

@@ -26,7 +26,7 @@ constexpr int kMostSlots = 12;
 constexpr int kBoxAlignment = 1024;
 // Shared memory of a block; two of them fit on a multiprocessor, so that the next kernel's can
 // begin to fill their rings.
-constexpr int kBlockBytes = 200 << 10;
+constexpr int kBlockBytes = 140 << 10;
 
 // Tokens of one expert, or of all, that meet its weights together.
 struct TokenTile {
