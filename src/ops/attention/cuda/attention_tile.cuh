@@ -117,15 +117,15 @@ class AttentionTile {
   __device__ void put_key(int start, uint32_t offset) {
     if (threadIdx.x < kKeys) shared_.offsets[start / kKeys % 2][threadIdx.x] = offset;
   }
-  // Each begins a copy of the keys or values of the tile's positions in [first, last), which is to
-  // be committed.
+  // Each begins a copy of the keys or values of the tile's positions in [first, last) but the
+  // skipped one, which is to be committed.
   __device__ void fetch_keys(const __nv_bfloat16* store, int start, int first = 0,
-                             int last = INT32_MAX) {
-    fetch(shared_.keys, store, start, first, last);
+                             int last = INT32_MAX, int skipped = -1) {
+    fetch(shared_.keys, store, start, first, last, skipped);
   }
   __device__ void fetch_values(const __nv_bfloat16* store, int start, int first = 0,
-                               int last = INT32_MAX) {
-    fetch(shared_.values, store, start, first, last);
+                               int last = INT32_MAX, int skipped = -1) {
+    fetch(shared_.values, store, start, first, last, skipped);
   }
 
   // Scores of this warp's queries with its keys.
@@ -276,19 +276,27 @@ class AttentionTile {
     return row * kKeys + (chunk ^ (kKeys == 64 ? row % 8 : row / 2 % 4)) * 8;
   }
 
-  __device__ void fetch(__nv_bfloat16* to, const __nv_bfloat16* store, int start, int first,
-                        int last) {
-    constexpr int kChunks = kDim / 8;
-    const uint32_t* offsets = shared_.offsets[start / kKeys % 2];
-#pragma unroll 8
-    for (int i = threadIdx.x; i < kKeys * kChunks; i += kThreads) {
-      const int key = i / kChunks, chunk = i % kChunks;
-      if (start + key < first || start + key >= last) continue;
+  // Not inlined: kernels that run for microseconds spend them on fetching their instructions.
+  __device__ __noinline__ static void fetch(uint32_t to, const uint32_t* offsets,
+                                            const __nv_bfloat16* store, int first, int last,
+                                            int skipped) {
+    constexpr int kChunks = kDim / 8, kStep = kThreads / kChunks;
+    static_assert(kThreads % kChunks == 0 && kKeys % kStep == 0);
+    const int chunk = threadIdx.x % kChunks;
+    store += chunk * 8;
+#pragma unroll 4
+    for (int key = threadIdx.x / kChunks; key < kKeys; key += kStep) {
+      if (key < first || key >= last || key == skipped) continue;
       const uint32_t offset = offsets[key];
-      const __nv_bfloat16* from =
-          offset == kNoKey ? store : store + (static_cast<int64_t>(offset) + chunk) * 8;
-      copy16_async(shared_address(&to[wide_place(key, chunk)]), from, offset != kNoKey);
+      copy16_async(to + 2 * wide_place(key, chunk),
+                   store + (offset != kNoKey ? static_cast<int64_t>(offset) * 8 : 0),
+                   offset != kNoKey);
     }
+  }
+  __device__ void fetch(__nv_bfloat16* to, const __nv_bfloat16* store, int start, int first,
+                        int last, int skipped) {
+    fetch(shared_address(to), shared_.offsets[start / kKeys % 2], store, first - start,
+          last - start, skipped - start);
   }
 
   Shared& shared_;

@@ -93,21 +93,20 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   const int end = min((first_tile + (split + 1) * each) * kKeys, position + 1);
   const bool stores = args.k.data != nullptr;
   const bool owns_new = stores && begin <= position && position < end;
-  const int in_cache = stores ? position : position + 1;  // these are there already
 
   AttentionTile<Shape> tile(shared.tile);
   const auto find_key = [&](int start) {
     return tile.find_key(keys, pages, sequence.num_pages, kv_head, start, visible);
   };
   // All of a tile's keys or values but the new one.
+  const int skipped = stores ? position : -1;
   const auto fetch_keys = [&](int start) {
-    tile.fetch_keys(keys.data, start, 0, in_cache);
-    tile.fetch_keys(keys.data, start, position + 1);
+    tile.fetch_keys(keys.data, start, 0, INT32_MAX, skipped);
   };
   const auto fetch_values = [&](int start) {
-    tile.fetch_values(values.data, start, 0, in_cache);
-    tile.fetch_values(values.data, start, position + 1);
+    tile.fetch_values(values.data, start, 0, INT32_MAX, skipped);
   };
+#pragma unroll 1
   for (int i = threadIdx.x; i < (kQueries - args.group) * kChunks; i += kThreads) {
     *reinterpret_cast<uint4*>(&shared.tile.queries[AttentionTile<Shape>::wide_place(
         args.group + i / kChunks, i % kChunks)]) = uint4{};
@@ -120,69 +119,56 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     fetch_values(begin);
     commit_copies();
   }
+  // A warp prepares every fourth query; the last two of them then the new key and value. One loop
+  // for all of them keeps the code short: fetching it is a good part of the kernel's time.
   using H = Head<kDim>;
   const float* cos = args.cos[token];
   const float* sin = args.sin[token];
   const bool in_lane = H::turns_in_lane(args.pairs, args.distance);
-  const bool makes_key = owns_new && warp == kWarps - 1;
-  typename H::Row q_weight, k_weight, cosines, sines;
-  if (warp < args.group) q_weight.load(args.q_norm, kDim, lane);
-  if (makes_key) k_weight.load(args.k_norm, kDim, lane);
+  bool makes_new = owns_new && warp >= kWarps - 2;
+  const bool makes_key = warp == kWarps - 1;
+  const auto weight_of = [&](int query) {
+    return query < args.group ? args.q_norm : makes_key ? args.k_norm : nullptr;
+  };
+  const float* weight = weight_of(warp);
+  typename H::Row gains, cosines, sines;
+  gains.load(weight, kDim, lane);
   if (in_lane) {
     cosines.load(cos, args.pairs, lane);
     sines.load(sin, args.pairs, lane);
   }
   wait_for_inputs();
 
-  if (begin < end) {
-    const auto turn = [&](H& head) {
-      if (in_lane) {
-        head.turn_in_lane(cosines, sines, args.pairs, lane);
-      } else {
-        head.turn(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
-      }
-    };
-    constexpr int kAtOnce = 2;
-    for (int first = warp; first < args.group; first += kAtOnce * kWarps) {
-      H queries[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int query = min(first + i * kWarps, args.group - 1);
-        queries[i].load(args.q[token] + (kv_head * args.group + query) * kDim, lane);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) queries[i].norm(q_weight, args.epsilon);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int query = first + i * kWarps;
-        turn(queries[i]);
-        if (query >= args.group) continue;
-#pragma unroll
-        for (int j = 0; j < H::kKept; ++j) {
-          const int element = H::element(j, lane);
-          if (element >= kDim) continue;
-          const int place = AttentionTile<Shape>::wide_place(query, element / 8) + element % 8;
-          put(&shared.tile.queries[place], queries[i].v[j]);
-        }
-      }
-    }
+#pragma unroll 1
+  for (int query = warp; begin < end && (query < args.group || makes_new); query += kWarps) {
+    const bool is_query = query < args.group, is_value = !is_query && !makes_key;
+    makes_new = makes_new && is_query;
+    const float* from = is_query ? args.q[token] + (kv_head * args.group + query) * kDim
+                                 : (makes_key ? args.k[token] : args.v[token]) + kv_head * kDim;
     H head;
-    if (owns_new && warp >= kWarps - 2) {
-      const int64_t at =
-          keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
-      if (makes_key) {
-        head.load(args.k[token] + kv_head * kDim, lane);
-        head.norm(k_weight, args.epsilon);
-        turn(head);
-        head.store(keys.data + at, lane);
-        head.store(shared.new_key, lane);
-      } else {
-        head.load(args.v[token] + kv_head * kDim, lane);
-        if (args.normed_values) head.norm(nullptr, args.epsilon, lane);
-        head.store(values.data + at, lane);
-        head.store(shared.new_value, lane);
-      }
+    head.load(from, lane);
+    if (weight != weight_of(query)) {
+      weight = weight_of(query);
+      gains.load(weight, kDim, lane);
     }
+    if (!is_value || args.normed_values) head.norm(gains, args.epsilon);
+    if (!is_value && in_lane) head.turn_in_lane(cosines, sines, args.pairs, lane);
+    if (!is_value && !in_lane) {
+      head.turn(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
+    }
+    __nv_bfloat16* to = is_query   ? shared.tile.queries
+                        : is_value ? shared.new_value
+                                   : shared.new_key;
+#pragma unroll
+    for (int j = 0; j < H::kKept; ++j) {
+      const int element = H::element(j, lane);
+      if (element >= kDim) continue;
+      const int place = AttentionTile<Shape>::wide_place(query, element / 8) + element % 8;
+      put(to + (is_query ? place : element), head.v[j]);
+    }
+    if (is_query) continue;
+    const int64_t at = keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
+    head.store((is_value ? values.data : keys.data) + at, lane);
   }
   __syncthreads();
 
@@ -190,6 +176,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   int row_end[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) row_end[i] = tile.row() + 8 * i < args.group ? position + 1 : 0;
+#pragma unroll 1
   for (int start = begin; start < end; start += kKeys) {
     const int next = start + kKeys;
     const bool more = next < end;
@@ -233,6 +220,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
            tile.weighted[t][2 * i], tile.weighted[t][2 * i + 1]);
     }
     if (tile.column_warp() == 0 && lane % 4 == 0) {
+#pragma unroll 1
       for (int owner = 0; owner < splits; ++owner) {
         push(shared_address(&shared.statistics[split][query]), owner, tile.largest[i], tile.sum[i]);
       }
@@ -240,13 +228,16 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   }
   sync_cluster();
   const int vectors = share / 4;
+#pragma unroll 1
   for (int i = threadIdx.x; i < args.group * vectors; i += kThreads) {
     const int query = i / vectors, element = i % vectors * 4;
     float top = -INFINITY, sum = 0;
+#pragma unroll 1
     for (int rank = 0; rank < splits; ++rank) {
       top = fmaxf(top, shared.statistics[rank][query].x);
     }
     float4 total{};
+#pragma unroll 1
     for (int rank = 0; rank < splits; ++rank) {
       const float2 of_rank = shared.statistics[rank][query];
       const float weight = exp2f(of_rank.x - top);

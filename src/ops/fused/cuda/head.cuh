@@ -33,9 +33,12 @@ struct Head {
   // A row of weights, for norm(); cosines or sines, for turn_in_lane().
   struct Row {
     float4 v[kKept];
+    // Of a null row: ones.
     __device__ void load(const float* row, int width, int lane) {
 #pragma unroll
-      for (int j = 0; j < kKept; ++j) v[j] = load4<true>(row, element(j, lane), width);
+      for (int j = 0; j < kKept; ++j) {
+        v[j] = row != nullptr ? load4<true>(row, element(j, lane), width) : float4{1, 1, 1, 1};
+      }
     }
   };
   __device__ void norm(const Row& weight, float epsilon) {
