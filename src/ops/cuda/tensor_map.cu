@@ -33,7 +33,7 @@ CUtensorMap make_tensor_map(const void* matrix, int64_t rows, int64_t cols, int6
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes, row_bytes,
              box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             getenv("BRAID_PROMO") ? CU_TENSOR_MAP_L2_PROMOTION_NONE : CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   BRAID_CHECK(result == CUDA_SUCCESS, "a tensor map of [{}, {}], box of {} rows: error {}", rows,
               cols, box_rows, static_cast<int>(result));
   return map;

@@ -59,11 +59,8 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     const int matrices = std::max(products.experts, 1);
     StreamPhase& first = plan.phases[i];
     // Many short units where there are many matrices; enough of them where there is one.
-    first = stream_phase(plan, products,
-                         routed                    ? 8
-                         : getenv("BRAID_GATE_RW") ? atoi(getenv("BRAID_GATE_RW"))
-                                                   : stream_row_warps(2 * width, products.cols),
-                         true);
+    first =
+        stream_phase(plan, products, routed ? 8 : stream_row_warps(2 * width, products.cols), true);
     const bool joined = call.up->empty();
     const Weight& up = joined ? *call.gate : *call.up;
     first.up = make_tensor_map(up.data, int64_t{first.expert_rows} * matrices, products.cols,

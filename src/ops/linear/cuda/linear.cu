@@ -10,7 +10,6 @@ namespace {
 
 // Up to this many tokens exact_products() reads weights about once.
 constexpr int kFewExactTokens = 64;
-const bool no_stream = getenv("BRAID_NO_STREAM") != nullptr;
 
 // Rounds to bfloat16; eight columns a thread.
 __global__ void round_inputs(Rows<const float> x, int cols, Rows<uint16_t> packed,
@@ -87,7 +86,7 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
   const Products products = make_products(w, x, y);
   const bool exact = products.packed == nullptr || products.format == FormatId::kF32;
   const bool streams = !exact && few_tokens_can(products);
-  if (!exact && products.tokens <= kMostStreamTokens && can_stream(stream, products) && !no_stream) {
+  if (!exact && products.tokens <= kMostStreamTokens && can_stream(stream, products)) {
     stream_products(stream, products);
   } else if (streams && products.tokens <= most_few_tokens(products)) {
     few_tokens_products(stream, products);
@@ -106,7 +105,7 @@ void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const
   if (products.packed == nullptr || !few_tokens_can(products)) {
     exact_products(stream, products);
   } else if (products.tokens <= kFewTokensPerExpert * products.experts &&
-             can_stream(stream, products) && !no_stream) {
+             can_stream(stream, products)) {
     stream_products(stream, products);
   } else if (products.tokens <= kFewTokensPerExpert * products.experts) {
     few_tokens_products(stream, products);

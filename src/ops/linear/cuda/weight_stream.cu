@@ -24,9 +24,8 @@ constexpr int kWarpBytes = 16 * kBoxColumns * 2;
 constexpr int kSlotBytes = kMultipliers * kWarpBytes;
 constexpr int kMostSlots = 12;
 constexpr int kBoxAlignment = 1024;
-// Shared memory of a block; two of them fit on a multiprocessor, so that the next kernel's can
-// begin to fill their rings.
-constexpr int kBlockBytes = 140 << 10;
+// Shared memory of a block: what leaves room for the small kernels that come next.
+constexpr int kBlockBytes = 200 << 10;
 
 // Tokens of one expert, or of all, that meet its weights together.
 struct TokenTile {
@@ -396,10 +395,7 @@ int stream_token_tiles(int tokens, int experts) {
 }
 
 int stream_row_warps(int rows, int cols) {
-  static const int kEnoughUnits =
-      getenv("BRAID_STREAM_UNITS") ? atoi(getenv("BRAID_STREAM_UNITS")) : 100;
-  static const int forced = getenv("BRAID_STREAM_RW") ? atoi(getenv("BRAID_STREAM_RW")) : 0;
-  if (forced > 0 && cols % (kMultipliers / forced * kBoxColumns) == 0) return forced;
+  constexpr int kEnoughUnits = 100;
   int row_warps = 8;
   while (row_warps > 2 && rows < kEnoughUnits * 16 * row_warps &&
          cols % (2 * kMultipliers / row_warps * kBoxColumns) == 0) {
@@ -442,9 +438,7 @@ void stream_weights(Stream& stream, StreamPlan& plan) {
     units = std::max(units, plan.most_tiles(phase.routed) * phase.units());
   }
   plan.slots = kMostSlots;
-  static const size_t budget =
-      getenv("BRAID_STREAM_BYTES") ? atol(getenv("BRAID_STREAM_BYTES")) : kBlockBytes;
-  while (plan.slots > 2 && block_bytes(plan, plan.slots) > budget) --plan.slots;
+  while (plan.slots > 2 && block_bytes(plan, plan.slots) > kBlockBytes) --plan.slots;
   const int blocks = std::min(units, stream.cuda().num_multiprocessors());
   if (plan.token_tiles == 1) {
     launch_stream<1>(stream, plan, blocks);
