@@ -192,6 +192,11 @@ class Evaluation {
             "compared token by token",
             text.name, loaded_->origin(), reference_->origin());
       }
+      // Chunks begin with BOS anyway.
+      const auto bos = loaded_->tokenizer().bos_id();
+      if (add_bos() && !document.ids.empty() && document.ids.front() == bos) {
+        document.ids.erase(document.ids.begin());
+      }
       documents.push_back(std::move(document));
     }
     return documents;

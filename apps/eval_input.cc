@@ -1,6 +1,6 @@
 #include "apps/eval_input.h"
 
-#include <cmath>
+#include <algorithm>
 #include <filesystem>
 
 #include "apps/json_fields.h"
@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr const char* kQuantisationReport = "quantization_report.json";
+constexpr const char* kQuantisationReport = "report.json";
 
 void check_utf8(std::string_view text, const std::string& where) {
   for (size_t at = 0; at < text.size();) {
@@ -151,16 +151,16 @@ std::vector<NamedError> read_layer_errors(const std::string& model_folder) {
   if (!fs::is_regular_file(path, error)) return {};
   std::vector<NamedError> layers;
   const json report = json::parse(read_file(path.string()), nullptr, /*allow_exceptions=*/false);
-  if (!report.is_object() || !report.contains("layers") || !report["layers"].is_array()) {
-    spdlog::warn("{}: no list \"layers\"; the errors of the layers are not shown", path.string());
+  if (!report.is_object() || !report.contains("tensors") || !report["tensors"].is_array()) {
+    spdlog::warn("{}: no list \"tensors\"; the errors of the layers are not shown", path.string());
     return {};
   }
-  for (const json& layer : report["layers"]) {
-    if (!layer.is_object()) continue;
-    const auto name = layer.find("name"), value = layer.find("error");
-    if (name == layer.end() || value == layer.end()) continue;
-    if (name->is_string() && value->is_number() && std::isfinite(value->get<double>())) {
-      layers.push_back({name->get<std::string>(), value->get<double>()});
+  for (const json& tensor : report["tensors"]) {
+    if (!tensor.is_object() || !tensor.contains("name") || !tensor["name"].is_string()) continue;
+    for (const char* field : {"output_error", "weight_error"}) {
+      if (!tensor.contains(field) || !tensor[field].is_number()) continue;
+      layers.push_back({tensor["name"].get<std::string>(), tensor[field].get<double>()});
+      break;
     }
   }
   return layers;

@@ -32,7 +32,8 @@ struct TaskFile {
 // (prompt, answer, stop, filter, max_tokens, id). Throws Error naming file, line and field.
 TaskFile read_task_file(const std::string& path);
 
-// The "layers" of the report that the quantiser left in a model's folder; empty if there is none.
+// Of the report.json that the quantiser left in a model's folder, the tensors with an error: that
+// of the layer's output, else that of the weight. Empty if there is no report.
 struct NamedError {
   std::string name;
   double error = 0;

@@ -9,31 +9,31 @@
 namespace braid {
 namespace {
 
-std::string plus_minus(double half_width, int decimals, double factor = 1) {
-  return std::isfinite(half_width) ? fmt::format("±{:.{}f}", factor * half_width, decimals) : "";
+std::string half(double half_width, int decimals) {
+  return std::isfinite(half_width) ? fmt::format("{:.{}f}", half_width, decimals) : "?";
 }
 
 std::string loss_table(const NllResult& nll) {
-  Table table({"length", "chunks", "tokens", "NLL", "", "perplexity", "bits/byte"});
+  Table table({"length", "chunks", "tokens", "NLL", "±", "perplexity", "bits/byte"});
   for (const NllBucket& b : nll.buckets) {
     if (b.num_chunks == 0) {
       table.add({bucket_name(b.length), "0", "0", "", "", "", ""});
       continue;
     }
     table.add({bucket_name(b.length), std::to_string(b.num_chunks), std::to_string(b.num_tokens),
-               fmt::format("{:.4f}", b.nll.mean), plus_minus(b.nll.half_width, 4),
+               fmt::format("{:.4f}", b.nll.mean), half(b.nll.half_width, 4),
                fmt::format("{:.3f}", b.perplexity), fmt::format("{:.4f}", b.bits_per_byte)});
   }
   return table.to_string();
 }
 
 std::string comparison_table(const NllResult& nll) {
-  Table table({"length", "reference", "ΔNLL", "", "KL", "", "KL 99 %", "KL max", "same top"});
+  Table table({"length", "reference", "ΔNLL", "±", "KL", "±", "KL 99 %", "KL max", "same top"});
   for (const NllBucket& b : nll.buckets) {
     if (b.num_chunks == 0) continue;
     table.add({bucket_name(b.length), fmt::format("{:.4f}", b.reference_nll.mean),
-               fmt::format("{:.5f}", b.delta.mean), plus_minus(b.delta.half_width, 5),
-               fmt::format("{:.5f}", b.kl.mean), plus_minus(b.kl.half_width, 5),
+               fmt::format("{:.5f}", b.delta.mean), half(b.delta.half_width, 5),
+               fmt::format("{:.5f}", b.kl.mean), half(b.kl.half_width, 5),
                fmt::format("{:.3g}", b.kl_99), fmt::format("{:.3g}", b.kl_max),
                fmt::format("{:.2f} %", 100 * b.agreement.mean)});
   }
@@ -53,8 +53,8 @@ std::string worst_table(const EvalReport& report) {
 }
 
 std::string share(double value, double error) {
-  const std::string text = fmt::format("{:.1f} %", 100 * value);
-  return text + (std::isfinite(error) ? fmt::format(" ± {:.1f}", 100 * error) : "");
+  if (!std::isfinite(error)) return fmt::format("{:.1f} %", 100 * value);
+  return fmt::format("{:.1f} % ± {:.1f}", 100 * value, 100 * error);
 }
 
 std::string task_table(const EvalReport& report) {
@@ -82,8 +82,9 @@ std::string task_table(const EvalReport& report) {
 }  // namespace
 
 std::string eval_tables(const EvalReport& report) {
-  std::string text = report.model + "\n";
-  if (!report.reference.empty()) text += "reference: " + report.reference + "\n";
+  std::string text = report.model;
+  text += '\n';
+  if (!report.reference.empty()) text += fmt::format("reference: {}\n", report.reference);
   if (report.nll) {
     const NllResult& nll = *report.nll;
     text += fmt::format("{} {}, {} tokens", nll.num_documents,
@@ -91,17 +92,17 @@ std::string eval_tables(const EvalReport& report) {
     if (nll.num_empty_documents > 0) {
       text += fmt::format(" ({} without a token to score)", nll.num_empty_documents);
     }
-    text += "; nats a token; " + interval_method(nll) + "\n\n" + loss_table(nll);
+    text += fmt::format("; nats a token; {}\n\n{}", interval_method(nll), loss_table(nll));
     for (const NllBucket& bucket : nll.buckets) {
       if (bucket.num_chunks > 0) continue;
       text += fmt::format("{}: no document is that long\n", bucket_name(bucket.length));
     }
     if (nll.has_reference) {
-      text += "\n" + comparison_table(nll);
-      if (!report.worst.empty()) text += "\n" + worst_table(report);
+      text += fmt::format("\n{}", comparison_table(nll));
+      if (!report.worst.empty()) text += fmt::format("\n{}", worst_table(report));
     }
   }
-  if (!report.tasks.empty()) text += "\n" + task_table(report);
+  if (!report.tasks.empty()) text += fmt::format("\n{}", task_table(report));
   return text;
 }
 

@@ -31,7 +31,7 @@ struct TaskResult {
 // The error of one linear layer as the quantiser reported it.
 struct LayerError {
   std::string name;
-  double error = 0;  // relative to the norm of the exact output
+  double error = 0;  // relative, of its output on the calibration text, else of its weight
 };
 
 // All that one `braid eval` has found.

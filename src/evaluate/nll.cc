@@ -121,13 +121,13 @@ double quantile(std::vector<float>& values, double p) {
   return *at;
 }
 
-// The places with the largest KL.
+// The places with the largest KL, as far as there is a difference.
 class WorstTokens {
  public:
   explicit WorstTokens(size_t count) : count_(count) {}
 
   void add(const ScoredToken& token) {
-    if (count_ == 0) return;
+    if (count_ == 0 || token.score.kl == 0) return;
     if (tokens_.size() == count_ && token.score.kl <= tokens_.back().score.kl) return;
     const auto same = std::find_if(tokens_.begin(), tokens_.end(), [&](const ScoredToken& known) {
       return known.document == token.document && known.offset == token.offset;

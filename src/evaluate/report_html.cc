@@ -146,7 +146,7 @@ void add_tasks(HtmlPage& page, const EvalReport& report) {
 void add_layers(HtmlPage& page, const EvalReport& report) {
   page.add(
       "<h2>Error of each layer</h2><p>As the quantiser reported it: relative error of the "
-      "layer's output on the calibration text.</p>");
+      "output on the calibration text, or of the weight where there was none.</p>");
   BarPlot plot{.x_label = "layer", .y_label = "relative error", .log_scale = true};
   for (size_t i = 0; i < report.layers.size(); ++i) {
     const LayerError& layer = report.layers[i];

@@ -30,7 +30,8 @@ HtmlPage::HtmlPage(std::string_view title) {
   add("<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>{}</title>", escape_html(title));
   add("<style>body {{ font: 14px sans-serif; margin: 2em; }} table {{ border-collapse: "
       "collapse; }} th, td {{ padding: 0.2em 0.7em; text-align: right; border-bottom: 1px "
-      "solid #ddd; }} td.text {{ text-align: left; }} svg text {{ font: 12px sans-serif; "
+      "solid #ddd; }} td {{ white-space: nowrap; }} td.text {{ text-align: left; white-space: "
+      "normal; }} svg text {{ font: 12px sans-serif; "
       "}}</style></head><body>");
 }
 
