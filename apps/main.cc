@@ -48,6 +48,7 @@ int main(int argc, char** argv) {
   braid::add_bench_command(app);
   braid::add_pack_command(app);
   braid::add_eval_command(app);
+  braid::add_quantize_command(app);
 
   try {
     app.parse(argc, argv);

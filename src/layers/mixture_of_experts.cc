@@ -23,6 +23,9 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
                                     outputs.experts, outputs.weights, softmax_);
   const TensorView& offsets = outputs.groups.offsets;
   const LinearInput sorted = gather_input(stream, workspace, x, outputs.groups.tokens);
+  if (step.product_observer != nullptr) {
+    observe(step, {"gate_up_proj", "gate_proj", "up_proj"}, sorted, offsets);
+  }
   TensorView gate, up;
   if (!weights_.gate_up.empty()) {
     const TensorView gate_up = workspace.take(DType::kF32, {pairs, 2 * width});
@@ -37,9 +40,20 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
   }
   const LinearInput activated = prepare_gated_input(stream, workspace, activation_, gate, up,
                                                     braid::input_rounding(step, {&down}));
+  if (step.product_observer != nullptr) {
+    observe(step, {"down_proj"}, activated, offsets);
+  }
   outputs.rows = workspace.take(DType::kF32, {pairs, down.rows()});
   grouped_linear(stream, down, activated, offsets, outputs.rows);
   return outputs;
+}
+
+void MixtureOfExperts::observe(StepContext& step, std::initializer_list<const char*> matrices,
+                               const LinearInput& x, const TensorView& offsets) const {
+  std::vector<std::string> names;
+  for (const char* matrix : matrices) names.push_back(weights_.name + "." + matrix);
+  const std::vector<std::string_view> readers(names.begin(), names.end());
+  step.product_observer->expert_input(readers, x.x, offsets);
 }
 
 TensorView MixtureOfExperts::run(StepContext& step, const LinearInput& x,
