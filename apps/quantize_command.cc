@@ -29,8 +29,8 @@ struct QuantizeCommandOptions {
   std::string calibration, isa;
   std::vector<std::string> recipe, keep;
   bool asymmetric = false, strict = false, head = false, split_experts = false;
-  bool no_act_order = false, json = false;
-  std::string scale_search = "auto";
+  bool json = false;
+  std::string scale_search = "auto", order = "group";
   double damping = 0.01, min_inputs = 0.25, shard_gigabytes = 5;
   int64_t sequences = 128, length = 512;
   uint64_t seed = 0;
@@ -75,7 +75,9 @@ QuantizeOptions make_options(const QuantizeCommandOptions& o) {
       o.format == "gptq" ? QuantizedFileFormat::kGptq : QuantizedFileFormat::kCompressedTensors;
   recipe.half_scales = options.file_format == QuantizedFileFormat::kGptq;
   options.gptq.damping = o.damping;
-  options.gptq.by_size = !o.no_act_order;
+  options.gptq.order = o.order == "group"  ? ColumnOrder::kByGroup
+                       : o.order == "size" ? ColumnOrder::kBySize
+                                           : ColumnOrder::kInPlace;
   options.gptq.search_scales = o.scale_search != "off";
   options.search_scales = o.scale_search == "on";
   options.split_experts = o.split_experts;
@@ -211,8 +213,13 @@ void add_quantize_command(CLI::App& app) {
   command->add_option("--damping", o->damping, "GPTQ: share of the mean diagonal that is added")
       ->check(CLI::Range(0.0, 10.0))
       ->capture_default_str();
-  command->add_flag("--no-act-order", o->no_act_order,
-                    "GPTQ: round columns from left to right, not by the size of their inputs");
+  command
+      ->add_option("--act-order", o->order,
+                   "GPTQ: round those columns first whose inputs are largest: group (the groups "
+                   "with the largest, and so within each), size (over all groups, with scales set "
+                   "before), off (from left to right)")
+      ->check(CLI::IsMember({"group", "size", "off"}))
+      ->capture_default_str();
   command
       ->add_option("--scale-search", o->scale_search,
                    "Try smaller scales than the range needs: on, off, auto (with gptq)")

@@ -46,9 +46,9 @@ RoundedRows round_gptq(ThreadPool& pool, const RoundingGrid& grid, const float* 
   // The weights yet to be rounded, in the order of rounding; and each block's losses.
   std::vector<float> left(static_cast<size_t>(rows * cols));
   std::vector<float> losses(static_cast<size_t>(rows * kBlock));
-  // In place, a group's scale is fitted to what it holds when its turn comes; in another order,
-  // before all else.
-  const bool fit_first = options.by_size;
+  const bool fit_first = options.order == ColumnOrder::kBySize;
+  std::vector<float> importance(static_cast<size_t>(cols));  // in the order of rounding
+  for (int64_t i = 0; i < cols; ++i) importance[i] = diagonal[order[i]];
   pool.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
       const float* const from = w + r * cols;
@@ -71,12 +71,11 @@ RoundedRows round_gptq(ThreadPool& pool, const RoundingGrid& grid, const float* 
           const int64_t original = order[column];
           const int64_t g = original / grid.group;
           GroupScale& scale = rounded.scales[r * rounded.groups + g];
-          if (!fit_first && original % grid.group == 0) {
-            // Of the group's columns beyond this block, losses so far are yet to come; none
-            // straddles blocks but those of whole rows.
-            const int64_t last = std::min(original + grid.group, cols);
-            scale = fit_group(grid, row + column, diagonal.data() + original, last - original,
-                              options.search_scales);
+          // Groups follow one another whole, and none straddles blocks but those of whole rows,
+          // which begin before anything is lost.
+          if (!fit_first && (column == 0 || order[column - 1] / grid.group != g)) {
+            scale = fit_group(grid, row + column, importance.data() + column,
+                              std::min(grid.group, cols - g * grid.group), options.search_scales);
           }
           const int code = code_of(grid, scale, row[column]);
           rounded.codes[r * cols + original] = static_cast<uint8_t>(code);

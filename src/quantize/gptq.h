@@ -9,8 +9,8 @@
 namespace braid {
 
 struct GptqOptions {
-  double damping = 0.01;      // of the Hessian's mean diagonal
-  bool by_size = true;        // columns in the order of their diagonal; groups stay as they are
+  double damping = 0.01;  // of the Hessian's mean diagonal
+  ColumnOrder order = ColumnOrder::kByGroup;
   bool search_scales = true;  // rather than those that let a group's range fit
 };
 
@@ -24,8 +24,9 @@ struct RoundingError {
 
 // Rounds w, [rows, cols], to the grid column by column, and spreads what each loses over the
 // columns to come, so that the outputs change least (Frantar et al., "GPTQ", 2022). `inverse` comes
-// of the matrix's Hessian, after finish(), with the same by_size; columns that no input meets are
-// rounded to nearest. Each row has the same bits whatever the threads.
+// of the matrix's Hessian, after finish(), with the options' order; columns that no input meets are
+// rounded to nearest. Under kBySize scales are fitted to the weights as they were, otherwise to
+// what they have become when their group begins. Each row has the same bits whatever the threads.
 RoundedRows round_gptq(ThreadPool& pool, const RoundingGrid& grid, const float* w, int64_t rows,
                        const Hessian& hessian, const InverseFactor& inverse,
                        const GptqOptions& options);

@@ -14,6 +14,38 @@ namespace {
 constexpr int64_t kRowGrain = 64;
 constexpr int kMaxAttempts = 8;
 
+std::vector<int32_t> order_columns(const Hessian& hessian, ColumnOrder order, int64_t group) {
+  const int64_t n = hessian.cols();
+  std::vector<int32_t> columns(static_cast<size_t>(n));
+  std::iota(columns.begin(), columns.end(), 0);
+  if (order == ColumnOrder::kInPlace) return columns;
+  const auto larger = [&](int32_t a, int32_t b) {
+    return hessian.diagonal(a) > hessian.diagonal(b);
+  };
+  if (order == ColumnOrder::kBySize) {
+    std::stable_sort(columns.begin(), columns.end(), larger);
+    return columns;
+  }
+  struct Group {
+    int64_t first, count;
+    double sum = 0;
+  };
+  std::vector<Group> groups;
+  for (int64_t first = 0; first < n; first += group) {
+    Group& one = groups.emplace_back(Group{first, std::min(group, n - first)});
+    for (int64_t i = 0; i < one.count; ++i) one.sum += hessian.diagonal(first + i);
+  }
+  std::stable_sort(groups.begin(), groups.end(),
+                   [](const Group& a, const Group& b) { return a.sum > b.sum; });
+  auto to = columns.begin();
+  for (const Group& one : groups) {
+    std::iota(to, to + one.count, static_cast<int32_t>(one.first));
+    std::stable_sort(to, to + one.count, larger);
+    to += one.count;
+  }
+  return columns;
+}
+
 }  // namespace
 
 Hessian::Hessian(int64_t cols)
@@ -56,17 +88,11 @@ void Hessian::finish(ThreadPool& pool) {
 }
 
 InverseFactor invert_hessian(ThreadPool& pool, const Hessian& hessian, double damping,
-                             bool by_size) {
+                             ColumnOrder order, int64_t group) {
   const int64_t n = hessian.cols();
   const float* const h = hessian.data();
   InverseFactor result;
-  result.order.resize(static_cast<size_t>(n));
-  std::iota(result.order.begin(), result.order.end(), 0);
-  if (by_size) {
-    std::stable_sort(result.order.begin(), result.order.end(), [&](int32_t a, int32_t b) {
-      return hessian.diagonal(a) > hessian.diagonal(b);
-    });
-  }
+  result.order = order_columns(hessian, order, group);
   double mean = 0;
   for (int64_t i = 0; i < n; ++i) {
     const float value = hessian.diagonal(i);

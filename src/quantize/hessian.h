@@ -34,6 +34,13 @@ class Hessian {
   Buffer sums_;  // until finish(): only the upper triangle
 };
 
+// In which order columns are rounded. Groups keep their columns whichever it is.
+enum class ColumnOrder : uint8_t {
+  kInPlace,  // from left to right
+  kBySize,   // by descending diagonal
+  kByGroup,  // groups by the sum of their diagonal, and so within each
+};
+
 // How the inverse of a damped Hessian came about.
 struct InverseFactor {
   // [cols, cols], upper triangular, zeros below: H'⁻¹ = Uᵀ·U, where H' is H with its rows and
@@ -46,8 +53,8 @@ struct InverseFactor {
 
 // Damping is multiplied by 10 as often as needed for the matrix to be positive definite. Columns
 // whose diagonal is zero count as 1 there, and have no bearing on others.
-// by_size: columns by descending diagonal; otherwise as they are.
+// group: columns of a group, for kByGroup.
 InverseFactor invert_hessian(ThreadPool& pool, const Hessian& hessian, double damping,
-                             bool by_size);
+                             ColumnOrder order, int64_t group);
 
 }  // namespace braid

@@ -148,8 +148,7 @@ std::string with_compressed_tensors_entry(const std::string& config_json,
   return finish(ordered_json::parse(config_json), std::move(entry));
 }
 
-std::string with_gptq_entry(const std::string& config_json, const std::vector<TensorPlan>& plans,
-                            bool by_size) {
+std::string with_gptq_entry(const std::string& config_json, const std::vector<TensorPlan>& plans) {
   std::map<Storage, std::vector<std::string>> modules;
   ordered_json dynamic = ordered_json::object();
   bool head = false;
@@ -181,7 +180,7 @@ std::string with_gptq_entry(const std::string& config_json, const std::vector<Te
                         {"group_size", usual.group > 0 ? usual.group : -1},
                         {"sym", usual.symmetric},
                         {"desc_act", false},
-                        {"static_groups", by_size},
+                        {"static_groups", true},
                         {"checkpoint_format", "gptq"},
                         {"pack_dtype", "int32"},
                         {"lm_head", head},

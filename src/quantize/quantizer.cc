@@ -68,9 +68,8 @@ uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
   const Recipe& recipe = options.recipe;
   key.add(std::string_view(recipe.scheme));
   key.add(recipe.group_size);
-  for (const bool flag :
-       {recipe.asymmetric, recipe.strict, recipe.head, recipe.half_scales, options.search_scales,
-        options.gptq.by_size, options.gptq.search_scales}) {
+  for (const bool flag : {recipe.asymmetric, recipe.strict, recipe.head, recipe.half_scales,
+                          options.search_scales, options.gptq.search_scales}) {
     key.add(static_cast<int>(flag));
   }
   for (const Recipe::Rule& rule : recipe.rules) {
@@ -79,6 +78,7 @@ uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
   }
   key.add(static_cast<int>(options.method));
   key.add(options.gptq.damping);
+  key.add(static_cast<int>(options.gptq.order));
   key.add(options.min_inputs_per_column);
   key.add(calibration.length);
   for (const auto& sequence : calibration.sequences) key.add(std::span(sequence));
@@ -257,6 +257,7 @@ class PartQuantizer {
       hessian.finish(pool_);
     }
     std::optional<InverseFactor> inverse;
+    int64_t inverse_group = 0;
     for (const Matrix& matrix : matrices) {
       const std::vector<float> w = load(matrix);
       const RoundingGrid grid = grid_of(*matrix.plan);
@@ -277,9 +278,11 @@ class PartQuantizer {
       const bool starved = is_starved(matrix, hessian.num_inputs());
       if (starved) result.starved.push_back({matrix.expert_index(), hessian.num_inputs()});
       if (options_.method == QuantizeMethod::kGptq && !starved) {
-        if (!inverse) {
+        if (!inverse || inverse_group != grid.group) {
+          inverse_group = grid.group;
           const Timer timer(times_.factor);
-          inverse = invert_hessian(pool_, hessian, options_.gptq.damping, options_.gptq.by_size);
+          inverse = invert_hessian(pool_, hessian, options_.gptq.damping, options_.gptq.order,
+                                   grid.group);
         }
         result.damping = std::max(result.damping, inverse->damping);
         result.num_dead_columns += inverse->num_dead_columns;
@@ -541,7 +544,7 @@ class Quantizer {
     const std::string config = read_file(path_ / "config.json");
     write_text_file(output_ / "config.json",
                     options_.file_format == QuantizedFileFormat::kGptq
-                        ? with_gptq_entry(config, plans_, options_.gptq.by_size)
+                        ? with_gptq_entry(config, plans_)
                         : with_compressed_tensors_entry(config, plans_, options_.split_experts));
     constexpr const char* kNames[] = {"generation_config.json",
                                       "tokenizer.json",

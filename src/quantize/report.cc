@@ -14,6 +14,7 @@ using nlohmann::ordered_json;
 
 constexpr const char* kJsonName = "report.json";
 constexpr const char* kMarkdownName = "report.md";
+constexpr const char* kOrderNames[] = {"in place", "by size", "by group, then by size"};
 
 double percent(int64_t part, int64_t whole) {
   return whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0;
@@ -118,7 +119,7 @@ std::string summary(const QuantizeReport& report) {
   };
   row("method", options.method == QuantizeMethod::kGptq
                     ? fmt::format("GPTQ, damping {}, columns {}, scales {}", options.gptq.damping,
-                                  options.gptq.by_size ? "by size (static groups)" : "in place",
+                                  kOrderNames[static_cast<int>(options.gptq.order)],
                                   options.gptq.search_scales ? "searched" : "by range")
                     : fmt::format("round to nearest, scales {}",
                                   options.search_scales ? "searched" : "by range"));

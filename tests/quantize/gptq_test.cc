@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -72,20 +73,43 @@ TEST(Hessian, IsTheMeanOfOuterProducts) {
   }
 }
 
+// By group: each of 16 columns follows whole, larger columns first, larger groups first.
+void check_groups(const Hessian& hessian, const InverseFactor& inverse, ColumnOrder order) {
+  std::vector<int32_t> sorted = inverse.order;
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t i = 0; i < sorted.size(); ++i) ASSERT_EQ(sorted[i], static_cast<int32_t>(i));
+  if (order != ColumnOrder::kByGroup) return;
+  double last_sum = std::numeric_limits<double>::infinity(), sum = 0;
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    const int32_t column = inverse.order[i];
+    if (i > 0 && column / 16 == inverse.order[i - 1] / 16) {
+      ASSERT_GE(hessian.diagonal(inverse.order[i - 1]), hessian.diagonal(column));
+    } else if (i > 0) {
+      ASSERT_LE(sum, last_sum);
+      last_sum = sum;
+      sum = 0;
+    }
+    sum += hessian.diagonal(column);
+  }
+  ASSERT_LE(sum, last_sum);
+}
+
 TEST(Hessian, FactorIsThatOfTheInverse) {
   testing::FreshRandom random;
   ThreadPool pool({.num_threads = 2});
-  for (const bool by_size : {false, true}) {
+  for (const ColumnOrder order :
+       {ColumnOrder::kInPlace, ColumnOrder::kBySize, ColumnOrder::kByGroup}) {
     const int64_t n = random.integer(2, 150);
     const Hessian hessian = hessian_of(pool, correlated_inputs(3 * n, n, random), n);
     const double damping = 0.05;
-    const InverseFactor inverse = invert_hessian(pool, hessian, damping, by_size);
+    const InverseFactor inverse = invert_hessian(pool, hessian, damping, order, 16);
     EXPECT_EQ(inverse.damping, damping);
     double mean = 0;
     for (int64_t i = 0; i < n; ++i) mean += hessian.diagonal(i) / static_cast<double>(n);
-    for (int64_t i = 1; i < n && by_size; ++i) {
+    for (int64_t i = 1; i < n && order == ColumnOrder::kBySize; ++i) {
       ASSERT_GE(hessian.diagonal(inverse.order[i - 1]), hessian.diagonal(inverse.order[i]));
     }
+    check_groups(hessian, inverse, order);
     // UᵀU·H' = 1: a factor rounded to float32, times what the damping bounds the condition by.
     std::vector<double> damped(static_cast<size_t>(n * n));
     double greatest = 0;
@@ -122,19 +146,20 @@ TEST(Hessian, DampingGrowsUntilThereIsAFactor) {
   // Two inputs for eight columns.
   const std::vector<float> x = {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1};
   const Hessian hessian = hessian_of(pool, x, 8);
-  EXPECT_GT(invert_hessian(pool, hessian, 0, false).damping, 0);
-  EXPECT_EQ(invert_hessian(pool, hessian, 0.01, false).damping, 0.01);
+  EXPECT_GT(invert_hessian(pool, hessian, 0, ColumnOrder::kInPlace, 8).damping, 0);
+  EXPECT_EQ(invert_hessian(pool, hessian, 0.01, ColumnOrder::kInPlace, 8).damping, 0.01);
 }
 
 TEST(Hessian, InputsThatAreNotFiniteAreAnError) {
   ThreadPool pool({.num_threads = 1});
   const Hessian hessian = hessian_of(pool, {1, std::nanf(""), 2, 3}, 2);
-  EXPECT_THROW(invert_hessian(pool, hessian, 0.01, true), Error);
+  EXPECT_THROW(invert_hessian(pool, hessian, 0.01, ColumnOrder::kBySize, 2), Error);
 }
 
 struct Case {
   FormatId format;
-  bool per_row, by_size;
+  bool per_row;
+  ColumnOrder order;
 };
 class GptqTest : public ::testing::TestWithParam<Case> {};
 
@@ -147,10 +172,11 @@ TEST_P(GptqTest, RoundsAsThePlainAlgorithm) {
   const std::vector<float> x = correlated_inputs(2 * cols, cols, random);
   const std::vector<float> w = weights(rows * cols, random);
   const Hessian hessian = hessian_of(pool, x, cols);
-  const GptqOptions options{.damping = 0.05, .by_size = GetParam().by_size};
-  const InverseFactor inverse = invert_hessian(pool, hessian, options.damping, options.by_size);
+  const GptqOptions options{.damping = 0.05, .order = GetParam().order};
   const RoundingGrid grid =
       rounding_grid(quant_format(GetParam().format), cols, GetParam().per_row);
+  const InverseFactor inverse =
+      invert_hessian(pool, hessian, options.damping, options.order, grid.group);
   const RoundedRows rounded = round_gptq(pool, grid, w.data(), rows, hessian, inverse, options);
 
   std::vector<double> damped(static_cast<size_t>(cols * cols));
@@ -177,12 +203,15 @@ TEST_P(GptqTest, RoundsAsThePlainAlgorithm) {
   EXPECT_GT(compared, rows * cols / 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Formats, GptqTest,
-    ::testing::Values(Case{FormatId::kW4G128, false, true}, Case{FormatId::kW4G128, false, false},
-                      Case{FormatId::kW4G32, false, true}, Case{FormatId::kW4G64Asym, false, false},
-                      Case{FormatId::kW4G32Asym, false, true}, Case{FormatId::kW4G128, true, true},
-                      Case{FormatId::kW8C, false, true}, Case{FormatId::kQ4_1, false, false}));
+INSTANTIATE_TEST_SUITE_P(Formats, GptqTest,
+                         ::testing::Values(Case{FormatId::kW4G128, false, ColumnOrder::kBySize},
+                                           Case{FormatId::kW4G128, false, ColumnOrder::kInPlace},
+                                           Case{FormatId::kW4G32, false, ColumnOrder::kByGroup},
+                                           Case{FormatId::kW4G64Asym, false, ColumnOrder::kByGroup},
+                                           Case{FormatId::kW4G32Asym, false, ColumnOrder::kBySize},
+                                           Case{FormatId::kW4G128, true, ColumnOrder::kByGroup},
+                                           Case{FormatId::kW8C, false, ColumnOrder::kBySize},
+                                           Case{FormatId::kQ4_1, false, ColumnOrder::kInPlace}));
 
 TEST(Gptq, LosesLessThanRoundingToNearest) {
   testing::FreshRandom random;
@@ -191,12 +220,14 @@ TEST(Gptq, LosesLessThanRoundingToNearest) {
   const std::vector<float> x = correlated_inputs(1024, cols, random);
   const std::vector<float> w = weights(rows * cols, random);
   const Hessian hessian = hessian_of(pool, x, cols);
-  for (const bool by_size : {false, true}) {
+  for (const ColumnOrder order :
+       {ColumnOrder::kInPlace, ColumnOrder::kBySize, ColumnOrder::kByGroup}) {
     for (const bool search : {false, true}) {
-      const GptqOptions options{.by_size = by_size, .search_scales = search};
-      const InverseFactor inverse = invert_hessian(pool, hessian, options.damping, by_size);
+      const GptqOptions options{.order = order, .search_scales = search};
       for (const FormatId id : {FormatId::kW4G128, FormatId::kW4G32Asym, FormatId::kW8C}) {
         const RoundingGrid grid = rounding_grid(quant_format(id), cols);
+        const InverseFactor inverse =
+            invert_hessian(pool, hessian, options.damping, order, grid.group);
         const RoundedRows nearest =
             round_to_nearest(pool, grid, w.data(), rows, cols, nullptr, false);
         const RoundedRows gptq = round_gptq(pool, grid, w.data(), rows, hessian, inverse, options);
@@ -254,8 +285,9 @@ TEST(Gptq, ColumnsWithoutInputAreRoundedToNearestAndDisturbNothing) {
   }
   std::vector<float> w = weights(rows * cols, random);
   const Hessian hessian = hessian_of(pool, x, cols);
-  const GptqOptions options{.search_scales = false};
-  const InverseFactor inverse = invert_hessian(pool, hessian, options.damping, options.by_size);
+  // With scales of the weights as they were, which rounding to nearest has as well.
+  const GptqOptions options{.order = ColumnOrder::kBySize, .search_scales = false};
+  const InverseFactor inverse = invert_hessian(pool, hessian, options.damping, options.order, cols);
   std::sort(dead.begin(), dead.end());
   dead.erase(std::unique(dead.begin(), dead.end()), dead.end());
   EXPECT_EQ(inverse.num_dead_columns, static_cast<int64_t>(dead.size()));
@@ -278,7 +310,7 @@ TEST(Gptq, HasTheSameBitsForAnyThreads) {
   for (const int threads : {1, 2, 5}) {
     ThreadPool pool({.num_threads = threads});
     const Hessian hessian = hessian_of(pool, x, cols);
-    const InverseFactor inverse = invert_hessian(pool, hessian, 0.01, true);
+    const InverseFactor inverse = invert_hessian(pool, hessian, 0.01, ColumnOrder::kByGroup, 128);
     const RoundingGrid grid = rounding_grid(quant_format(FormatId::kW4G128), cols);
     const RoundedRows rounded = round_gptq(pool, grid, w.data(), rows, hessian, inverse, {});
     if (first.empty()) first = rounded.codes;
