@@ -9,8 +9,10 @@
 // subnormal number, code · 2^-133 (the word's exponent field may get its lowest bit from a code:
 // numbers go on evenly there), and one multiply-add brings it to (code − zero) / 64. Products of a
 // group are added up in float32, multiplied by the scale and added to the row's sum; the factor 64
-// comes last. So no weight is rounded: errors are those of float32 sums alone. Which sums there
-// are, and their order, depends on the matrix and the device, not on the number of tokens.
+// comes last. No weight is rounded, so that a result is off by at most (cols + 3) · 2^-23 · Σ |w
+// x|: one rounding, or cutting off, for each product that is added and three for scaling. Which
+// sums there are, and their order, depends on the matrix and the device, not on the number of
+// tokens.
 
 #include <algorithm>
 
