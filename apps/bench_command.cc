@@ -8,6 +8,7 @@
 
 #include "apps/bench_output.h"
 #include "apps/command.h"
+#include "apps/command_line.h"
 #include "apps/device_options.h"
 #include "apps/profile_options.h"
 #include "apps/progress_bar.h"
@@ -75,20 +76,6 @@ struct KernelOptions {
   bool list = false;
 };
 
-// The options as given, each under its first name.
-std::string command_line(const CLI::App& command) {
-  std::string text = "braid bench";
-  if (command.get_name() != "bench") text += " " + command.get_name();
-  for (const CLI::Option* option : command.get_options()) {
-    if (option->count() == 0) continue;
-    if (!option->get_positional()) text += " " + option->get_name();
-    const std::vector<std::string> values = option->results();
-    if (option->get_items_expected_max() == 0) continue;  // a flag
-    for (size_t i = 0; i < values.size(); ++i) text += (i == 0 ? " " : ",") + values[i];
-  }
-  return text;
-}
-
 // The storage format that most bytes of a file's tensors are in.
 std::string main_format(const WeightMap& weights) {
   std::map<std::string_view, int64_t> bytes;
@@ -137,7 +124,7 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
     };
   }
   BenchResult result;
-  result.environment = current_environment(command_line(command));
+  result.environment = current_environment(command_line("braid bench", command));
   result.model = loaded.origin();
   result.family = model.family();
   result.weights = options.device.load_format == "dummy"
@@ -172,7 +159,7 @@ void run_kernels(const KernelOptions& options, const CLI::App& command) {
     return;
   }
   BenchResult result;
-  result.environment = current_environment(command_line(command));
+  result.environment = current_environment(command_line("braid bench", command));
   result.model = "ops";
   {
     Bar bar;

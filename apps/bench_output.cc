@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 
 #include "apps/table.h"
 #include "base/error.h"
@@ -84,13 +83,6 @@ std::string comparison_table(const BenchComparison& comparison) {
   for (const std::string& key : comparison.only_before) text += "only before: " + key + "\n";
   for (const std::string& key : comparison.only_after) text += "only after: " + key + "\n";
   return text;
-}
-
-void write_text_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  file.close();
-  if (!file) throw Error("{}: cannot write", path);
 }
 
 }  // namespace braid

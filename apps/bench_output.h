@@ -12,7 +12,4 @@ std::string bench_table(const BenchResult& result);
 
 std::string comparison_table(const BenchComparison& comparison);
 
-// Throws Error naming the path.
-void write_text_file(const std::string& path, const std::string& text);
-
 }  // namespace braid

@@ -12,5 +12,7 @@ void add_logits_command(CLI::App& app);
 void add_inspect_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_pack_command(CLI::App& app);
+void add_eval_command(CLI::App& app);
+void add_quantize_command(CLI::App& app);
 
 }  // namespace braid

@@ -47,6 +47,8 @@ int main(int argc, char** argv) {
   braid::add_inspect_command(app);
   braid::add_bench_command(app);
   braid::add_pack_command(app);
+  braid::add_eval_command(app);
+  braid::add_quantize_command(app);
 
   try {
     app.parse(argc, argv);

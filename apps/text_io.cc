@@ -48,4 +48,11 @@ void write_out(std::string_view text) {
   }
 }
 
+void write_text_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) throw Error("{}: cannot write", path);
+}
+
 }  // namespace braid

@@ -19,4 +19,7 @@ bool is_blank(std::string_view line);
 // Writes to standard output at once. Throws Error if that fails, as on a full disk.
 void write_out(std::string_view text);
 
+// Throws Error naming the path.
+void write_text_file(const std::string& path, const std::string& text);
+
 }  // namespace braid

@@ -2,9 +2,9 @@
 // CUDA graphs with programmatic edges. Every line has the time of a link and its share of the rate
 // at which this machine reads, or of its bfloat16 rate, measured in the same run.
 //
-//   linear_bench [few | plans | grouped | many | mlps]... [bf16]   (all of them by default)
-//
-// bf16: no other formats.
+//   cuda_linear_bench [few | plans | tile-plans | grouped | many | mlps]... [--formats A,B]
+//   [--models A,B]
+//       [--tokens N,N]                                   (all of them by default)
 
 #include <cuda_runtime.h>
 
@@ -13,10 +13,12 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "ops/fused/gated_mlps.h"
+#include "ops/linear/cuda/few_tiles.cuh"
 #include "ops/linear/cuda/few_tokens.cuh"
 #include "ops/linear/linear.h"
 #include "quant/device_tiles.h"
@@ -56,8 +58,6 @@ __global__ void read_all(const uint4* p, int64_t n, uint32_t* sink) {
   }
   if (sum == 0x12345678) *sink = sum;
 }
-
-bool only_bf16 = false;
 
 struct Machine {
   ThreadPool pool{{.num_threads = 1}};
@@ -165,15 +165,32 @@ Products make_products(Machine& m, const Problem& p, int link) {
   return products;
 }
 
-struct Layout {
+// What the command line leaves of formats, models and numbers of tokens.
+struct Choices {
+  std::vector<std::string> formats, models, tokens;
+
+  static bool among(const std::vector<std::string>& chosen, std::string_view name) {
+    return chosen.empty() || std::find(chosen.begin(), chosen.end(), name) != chosen.end();
+  }
+  bool has_format(FormatId id) const { return among(formats, quant_format(id).name); }
+  bool has_model(std::string_view name) const { return among(models, name); }
+  std::vector<int64_t> token_counts(std::initializer_list<int64_t> usual) const {
+    if (tokens.empty()) return usual;
+    std::vector<int64_t> counts;
+    for (const std::string& count : tokens) counts.push_back(std::stoll(count));
+    return counts;
+  }
+};
+Choices choices;
+
+struct Format {
   FormatId format;
   bool tiles;
 };
-constexpr Layout kLayouts[] = {{FormatId::kBF16, false},
-                               {FormatId::kQ8_0, true},
-                               {FormatId::kQ4_0, true},
-                               {FormatId::kQ8_0, false},
-                               {FormatId::kQ4_0, false}};
+constexpr Format kLayouts[] = {{FormatId::kBF16, false}, {FormatId::kW4G128, true},
+                               {FormatId::kW4G64, true}, {FormatId::kW8C, true},
+                               {FormatId::kQ8_0, true},  {FormatId::kQ4_0, true},
+                               {FormatId::kQ8_0, false}, {FormatId::kQ4_0, false}};
 
 struct Size {
   const char* model;
@@ -189,12 +206,14 @@ constexpr Size kSizes[] = {
 void few(Machine& m) {
   std::printf("\nfew tokens: us of a link (share of the read rate)\n");
   for (const auto [format, tiles] : kLayouts) {
-    if (only_bf16 && format != FormatId::kBF16) continue;
+    if (!choices.has_format(format)) continue;
     for (const Size& size : kSizes) {
+      if (!choices.has_model(size.model)) continue;
+      if (tiles && tile_format(quant_format(format), size.cols) == nullptr) continue;
       const Problem one{format, 0, size.rows, size.cols, 1, tiles};
-      std::printf("%-10s %s %6ldx%5ld %6.1fMiB", one.quant().name.data(), size.model, size.rows,
+      std::printf("%-12s %s %6ldx%5ld %6.1fMiB", one.quant().name.data(), size.model, size.rows,
                   size.cols, one.bytes() / 1048576.0);
-      for (const int64_t tokens : {1, 8, 16, 32}) {
+      for (const int64_t tokens : choices.token_counts({1, 5, 8, 10, 16, 32})) {
         const Problem p{format, 0, size.rows, size.cols, tokens, tiles};
         const double us = time_chain(m, p.links(), [&](int i) { run_link(m, p, i); });
         std::printf(" |%2ld %6.1f %3.0f%%", tokens, us,
@@ -229,6 +248,52 @@ void plans(Machine& m) {
   }
 }
 
+template <int kTokenTiles, int kPanels, int kSlots, bool kBulk>
+void time_tiles(Machine& m, const Problem& p, const char* what) {
+  std::printf("  %s, %d token tiles, %d panels, %d slots:", what, kTokenTiles, kPanels, kSlots);
+  for (const int row_warps : {1, 2, 4, 8}) {
+    const int64_t tiles = (p.rows + 32 * kPanels * row_warps - 1) / (32 * kPanels * row_warps);
+    double best = 0;
+    int best_splits = 0;
+    for (int splits = 1; splits <= 8; ++splits) {
+      const int64_t pieces = (p.cols + 127) / 128;
+      if (splits > 1 && (splits * tiles > 264 || pieces / splits < 8 / row_warps)) break;
+      if (splits * tiles < 60) continue;
+      const double us = time_chain(m, p.links(), [&](int i) {
+        Products products = make_products(m, p, i);
+        products.tiles = true;
+        launch_few_tiles<FormatId::kW4G128, kTokenTiles, kPanels, kSlots, kBulk>(
+            m.stream, products, TilesPlan{row_warps, splits, 0});
+      });
+      if (best_splits == 0 || us < best) best = us, best_splits = splits;
+    }
+    if (best_splits > 0) {
+      std::printf("  %d/%d %.1f (%.0f)", row_warps, best_splits, best,
+                  100 * p.bytes() / (best * 1e-6) / m.read_rate);
+    }
+  }
+  std::printf("\n");
+}
+
+void tile_plans(Machine& m) {
+  std::printf("\nplans, w4g128 tiles: row warps/best splits, us (%% of the read rate)\n");
+  for (const Size& size : kSizes) {
+    if (!choices.has_model(size.model)) continue;
+    if (size.cols % 128 != 0 || size.rows > 100000) continue;
+    const Problem p{FormatId::kW4G128, 0, size.rows, size.cols, 8, true};
+    const Problem more{FormatId::kW4G128, 0, size.rows, size.cols, 10, true};
+    const auto chosen = few_tiles_shape(m.stream, make_products(m, p, 0), 1, 128, 2);
+    std::printf("%ld x %ld, %.1f MiB; chosen: %d panels, %d/%d\n", size.rows, size.cols,
+                p.bytes() / 1048576.0, chosen.panels, chosen.plan.row_warps, chosen.plan.splits);
+    time_tiles<1, 1, 4, true>(m, p, "bulk");
+    time_tiles<1, 1, 3, false>(m, p, "by threads");
+    time_tiles<1, 2, 4, true>(m, p, "bulk");
+    time_tiles<2, 1, 3, true>(m, more, "bulk");
+    time_tiles<2, 2, 3, true>(m, more, "bulk");
+    time_tiles<2, 1, 5, true>(m, more, "bulk");
+  }
+}
+
 // Tokens of experts when each of `tokens` picks `picks` different ones at random; experts touched.
 int route(Machine& m, int64_t tokens, int picks, int64_t experts) {
   std::mt19937 engine(7);
@@ -257,12 +322,14 @@ void grouped(Machine& m) {
   constexpr Group kGroups[] = {
       {128, 1408, 2816, 8}, {128, 2816, 704, 8}, {512, 1024, 2048, 10}, {512, 2048, 512, 10}};
   for (const auto [format, tiles] : kLayouts) {
-    if (only_bf16 && format != FormatId::kBF16) continue;
+    if (!choices.has_format(format)) continue;
     for (const Group& g : kGroups) {
-      std::printf("%-10s %3ldx%4ldx%4ld",
+      if (!choices.has_model(g.experts == 128 ? "26b" : "80b")) continue;
+      if (tiles && tile_format(quant_format(format), g.cols) == nullptr) continue;
+      std::printf("%-12s %3ldx%4ldx%4ld",
                   Problem{format, 0, g.rows, g.cols, 1, tiles}.quant().name.data(), g.experts,
                   g.rows, g.cols);
-      for (const int64_t tokens : {1, 8, 32, 2048}) {
+      for (const int64_t tokens : choices.token_counts({1, 8, 32, 2048})) {
         const int touched = route(m, tokens, g.picks, g.experts);
         const Problem p{format, g.experts, g.rows, g.cols, tokens * g.picks, tiles};
         const double us = time_chain(m, std::min(p.links(), 8), [&](int i) { run_link(m, p, i); });
@@ -279,12 +346,12 @@ void grouped(Machine& m) {
 void many(Machine& m) {
   std::printf("\n2048 tokens: us of a link (share of the bf16 rate)\n");
   for (const Size& size : kSizes) {
-    if (size.rows > 100000) continue;
+    if (size.rows > 100000 || !choices.has_model(size.model)) continue;
     std::printf("%6ldx%5ld", size.rows, size.cols);
     for (const auto [format, tiles] : kLayouts) {
-      if (format != FormatId::kBF16 && (only_bf16 || !tiles)) continue;
-      for (const int64_t tokens : {64, 256, 2048}) {
-        if (format == FormatId::kQ8_0 && tokens < 2048) continue;
+      if ((format != FormatId::kBF16 && !tiles) || !choices.has_format(format)) continue;
+      if (tiles && tile_format(quant_format(format), size.cols) == nullptr) continue;
+      for (const int64_t tokens : choices.token_counts({64, 256, 2048})) {
         const Problem p{format, 0, size.rows, size.cols, tokens, tiles};
         const double us = time_chain(m, std::min(p.links(), 8), [&](int i) { run_link(m, p, i); });
         std::printf(" |%s %ld %6.1f %2.0f%%", p.quant().name.data(), tokens, us,
@@ -400,18 +467,25 @@ int main(int argc, char** argv) {
   fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(m.x.data()),
                                  static_cast<int64_t>(m.x.size_bytes() / 4));
   measure_ceilings(m);
-  for (int i = 1; i < argc; ++i) only_bf16 = only_bf16 || std::strcmp(argv[i], "bf16") == 0;
-  const auto wanted = [&](const char* name) {
-    if (argc == 1 + (only_bf16 ? 1 : 0)) return true;
-    for (int i = 1; i < argc; ++i) {
-      if (std::strcmp(argv[i], name) == 0) return true;
+  std::vector<std::string> parts;
+  for (int i = 1; i < argc; ++i) {
+    std::vector<std::string>* list = std::strcmp(argv[i], "--formats") == 0  ? &choices.formats
+                                     : std::strcmp(argv[i], "--models") == 0 ? &choices.models
+                                     : std::strcmp(argv[i], "--tokens") == 0 ? &choices.tokens
+                                                                             : nullptr;
+    if (list == nullptr) {
+      parts.push_back(argv[i]);
+    } else if (i + 1 < argc) {
+      std::istringstream names(argv[++i]);
+      for (std::string name; std::getline(names, name, ',');) list->push_back(name);
     }
-    return false;
-  };
-  if (wanted("mlps")) mlps(m);
-  if (wanted("many")) many(m);
-  if (wanted("plans")) plans(m);
+  }
+  const auto wanted = [&](const char* name) { return Choices::among(parts, name); };
+  if (wanted("mlps") && choices.has_format(FormatId::kBF16)) mlps(m);
   if (wanted("few")) few(m);
   if (wanted("grouped")) grouped(m);
+  if (wanted("tile-plans")) tile_plans(m);
+  if (wanted("many")) many(m);
+  if (wanted("plans")) plans(m);
   return 0;
 }

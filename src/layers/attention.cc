@@ -22,6 +22,7 @@ HeadOptions head_options(const TensorView& k, const HeadNorms& norms, const Rota
 std::optional<LinearInput> attend_at_once(StepContext& step, int64_t layer,
                                           const HeadProjections& heads, const HeadOptions& options,
                                           const AttentionOptions& attention, bool rounded) {
+  if (step.product_observer != nullptr) return std::nullopt;
   const StepContext::LayerKv& kv = step.layer_kv[layer];
   return attend_heads(step.stream, step.workspace,
                       {heads.q, heads.k, heads.v, options, attention, kv.sequences, kv.store},

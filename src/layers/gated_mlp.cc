@@ -24,12 +24,12 @@ TensorView GatedMlp::run(StepContext& step, const LinearInput& input) const {
 void GatedMlp::run(StepContext& step, const LinearInput& input, const TensorView& out) const {
   const LayerScope scope(step.stream, "mlp");
   const GatedMlpCall calls[] = {call(input, out)};
-  if (gated_mlps(step.stream, step.workspace, calls)) return;
+  if (step.product_observer == nullptr && gated_mlps(step.stream, step.workspace, calls)) return;
   const auto [gate, up] = run_all(step, input, {&gate_, &up_});
-  linear(step.stream, down_.weight(),
-         prepare_gated_input(step.stream, step.workspace, activation_, gate, up,
-                             braid::input_rounding(step, {&down_.weight()})),
-         out);
+  down_.run_to(step,
+               prepare_gated_input(step.stream, step.workspace, activation_, gate, up,
+                                   braid::input_rounding(step, {&down_.weight()})),
+               out);
 }
 
 }  // namespace braid

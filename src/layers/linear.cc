@@ -9,9 +9,17 @@ TensorView Linear::run(StepContext& step, const TensorView& x) const {
 }
 
 TensorView Linear::run(StepContext& step, const LinearInput& x) const {
-  TensorView y = step.workspace.take(DType::kF32, {x.x.dim(0), weight_.rows()});
-  linear(step.stream, weight_, x, y);
+  const TensorView y = step.workspace.take(DType::kF32, {x.x.dim(0), weight_.rows()});
+  run_to(step, x, y);
   return y;
+}
+
+void Linear::run_to(StepContext& step, const LinearInput& x, const TensorView& y) const {
+  if (step.product_observer != nullptr) {
+    const std::string_view readers[] = {name_};
+    step.product_observer->input(readers, x.x);
+  }
+  linear(step.stream, weight_, x, y);
 }
 
 void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* const> matrices,
@@ -21,6 +29,11 @@ void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* co
            rows % first.format->panel_rows == 0 &&
            next.data == first.data + rows * first.row_bytes();
   };
+  if (step.product_observer != nullptr) {
+    std::vector<std::string_view> readers;
+    for (const Linear* matrix : matrices) readers.push_back(matrix->name());
+    step.product_observer->input(readers, x.x);
+  }
   for (size_t i = 0; i < matrices.size();) {
     if (matrices[i]->empty()) {
       results[i++] = {};

@@ -3,6 +3,7 @@
 #include <array>
 #include <initializer_list>
 #include <span>
+#include <string>
 
 #include "layers/placement.h"
 #include "layers/step_context.h"
@@ -14,21 +15,26 @@ namespace braid {
 class Linear {
  public:
   Linear() = default;
-  explicit Linear(Weight weight) : weight_(std::move(weight)) {}
+  explicit Linear(Weight weight, std::string name = {})
+      : weight_(std::move(weight)), name_(std::move(name)) {}
 
   bool empty() const { return weight_.empty(); }
   int64_t out_features() const { return weight_.rows(); }
   const Weight& weight() const { return weight_; }
   Weight& weight() { return weight_; }
+  // Of the tensor that it is, or is a part of: "layers.3.mlp.up_proj.weight". Empty: unknown.
+  const std::string& name() const { return name_; }
 
   // y = W·x in the step's workspace.  x: [tokens, in], result: [tokens, out].
   TensorView run(StepContext& step, const TensorView& x) const;
   TensorView run(StepContext& step, const LinearInput& x) const;
+  void run_to(StepContext& step, const LinearInput& x, const TensorView& y) const;
 
   void place(Placement& placement) { placement.place(weight_); }
 
  private:
   Weight weight_;
+  std::string name_;
 };
 
 // Products of several matrices with one input: [tokens, out] for each, an empty view for an empty

@@ -27,12 +27,15 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
                           {activation_, joined ? &weights_.gate_up : &weights_.gate, &weights_.up,
                            &down, &x, &outputs.groups, outputs.rows}};
   calls[0].early = true;  // the routing has been queued since
-  if (gated_mlps(stream, workspace, calls)) return outputs;
+  if (step.product_observer == nullptr && gated_mlps(stream, workspace, calls)) return outputs;
 
   beside.mlp.run(step, beside.x, beside.out);
   const TensorView& offsets = outputs.groups.offsets;
   const LinearInput sorted = gather_input(stream, workspace, x, outputs.groups.tokens);
   const int64_t width = down.cols();
+  if (step.product_observer != nullptr) {
+    observe(step, {"gate_up_proj", "gate_proj", "up_proj"}, sorted, offsets);
+  }
   TensorView gate, up;
   if (joined) {
     const TensorView gate_up = workspace.take(DType::kF32, {pairs, 2 * width});
@@ -47,8 +50,19 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
   }
   const LinearInput activated = prepare_gated_input(stream, workspace, activation_, gate, up,
                                                     braid::input_rounding(step, {&down}));
+  if (step.product_observer != nullptr) {
+    observe(step, {"down_proj"}, activated, offsets);
+  }
   grouped_linear(stream, down, activated, offsets, outputs.rows);
   return outputs;
+}
+
+void MixtureOfExperts::observe(StepContext& step, std::initializer_list<const char*> matrices,
+                               const LinearInput& x, const TensorView& offsets) const {
+  std::vector<std::string> names;
+  for (const char* matrix : matrices) names.push_back(weights_.name + "." + matrix);
+  const std::vector<std::string_view> readers(names.begin(), names.end());
+  step.product_observer->expert_input(readers, x.x, offsets);
 }
 
 TensorView MixtureOfExperts::run(StepContext& step, const LinearInput& x,

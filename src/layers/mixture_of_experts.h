@@ -18,6 +18,7 @@ class MixtureOfExperts {
     Weight up;            // [experts, width, hidden]
     Weight down;          // [experts, hidden, width]
     Tensor expert_scale;  // [experts], multiplies the router's weights; or none
+    std::string name;     // "layers.3.mlp.experts"; empty: unknown
   };
 
   MixtureOfExperts() = default;
@@ -55,6 +56,9 @@ class MixtureOfExperts {
   }
 
  private:
+  void observe(StepContext& step, std::initializer_list<const char*> matrices, const LinearInput& x,
+               const TensorView& offsets) const;
+
   Activation activation_ = Activation::kGeluTanh;
   Weights weights_;
   int64_t top_k_ = 0;

@@ -14,10 +14,6 @@ void check_format(const Weight& weight) {
         "weights of {} are laid out for the CPU; with --device cuda give the file that was packed",
         weight.format->name);
   }
-  if (weight.format->id > kLastDeviceFormat) {
-    throw Error("weights of {} are computed on the CPU only so far; use --device cpu",
-                weight.format->name);
-  }
 }
 
 }  // namespace

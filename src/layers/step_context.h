@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "ops/attention/paged_kv.h"
@@ -55,6 +56,31 @@ struct StepContext {
     virtual void layer_output(int64_t layer, const TensorView& x) = 0;
   };
   Observer* observer = nullptr;
+
+  // If set, sees the float32 inputs of matrix products before these are computed.
+  struct ProductObserver {
+    virtual ~ProductObserver() = default;
+    // x: [tokens, in], which the matrices of these names multiply (Linear::name(); empty: unknown).
+    virtual void input(std::span<const std::string_view> readers, const TensorView& x) = 0;
+    // x: [pairs, in], sorted by expert; offsets as grouped_linear() takes them. Readers are stacks,
+    // without a number: "layers.3.mlp.experts.gate_proj".
+    virtual void expert_input(std::span<const std::string_view> readers, const TensorView& x,
+                              const TensorView& offsets) = 0;
+  };
+  ProductObserver* product_observer = nullptr;
+
+  // If set, only these layers run: x, [tokens, hidden], is the input of layer `begin` and becomes
+  // the output of layer `end` - 1, and there are no logits.
+  struct LayerRange {
+    int64_t begin = 0;
+    int64_t end = 0;
+    TensorView x;
+  };
+  const LayerRange* layers = nullptr;
+  int64_t first_layer() const { return layers != nullptr ? layers->begin : 0; }
+  int64_t end_layer(int64_t num_layers) const {
+    return layers != nullptr ? layers->end : num_layers;
+  }
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
 };

@@ -89,16 +89,23 @@ void Gemma3::place(Placement& placement) {
   }
 }
 
+void Gemma3::rebind_layer(int64_t layer, const WeightMap& weights) {
+  WeightBinder binder(weights);
+  Layer bound = bind_layer(binder, layer);
+  binder.finish();
+  layers_[layer] = std::move(bound);
+}
+
 TensorView Gemma3::forward(StepContext& step) const {
-  const TensorView x = embed(step);  // [tokens, hidden]
+  const TensorView x = step.layers != nullptr ? step.layers->x : embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);
   const Rotary::Tables sliding = sliding_rope_.tables(step);
   const Rotary::Tables full = full_rope_.tables(step);
-  for (int64_t i = 0; i < num_layers(); ++i) {
+  for (int64_t i = step.first_layer(); i < step.end_layer(num_layers()); ++i) {
     decoder_layer(step, i, config_.sliding[i] ? sliding : full, x);
     if (step.observer != nullptr) step.observer->layer_output(i, x);
   }
-  return logits(step, x);
+  return step.layers != nullptr ? TensorView() : logits(step, x);
 }
 
 // x: [tokens, hidden], updated in place.

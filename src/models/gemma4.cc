@@ -59,18 +59,27 @@ void Gemma4::place(Placement& placement) {
   }
 }
 
+void Gemma4::rebind_layer(int64_t layer, const WeightMap& weights) {
+  WeightBinder binder(weights);
+  Layer bound = bind_layer(binder, layer);
+  binder.finish();
+  layers_[layer] = std::move(bound);
+}
+
 TensorView Gemma4::forward(StepContext& step) const {
-  const TensorView x = embed(step);  // [tokens, hidden]
+  const TensorView x = step.layers != nullptr ? step.layers->x : embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);
   Shared shared;
   shared.sliding_rope = sliding_rope_.tables(step);
   shared.full_rope = full_rope_.tables(step);
-  if (config_.per_layer_width > 0) shared.per_layer_inputs = per_layer_inputs(step, x);
-  for (int64_t i = 0; i < num_layers(); ++i) {
+  if (config_.per_layer_width > 0) {
+    shared.per_layer_inputs = per_layer_inputs(step, step.layers != nullptr ? embed(step) : x);
+  }
+  for (int64_t i = step.first_layer(); i < step.end_layer(num_layers()); ++i) {
     decoder_layer(step, i, shared, x);
     if (step.observer != nullptr) step.observer->layer_output(i, x);
   }
-  return logits(step, x);
+  return step.layers != nullptr ? TensorView() : logits(step, x);
 }
 
 TensorView Gemma4::embed(StepContext& step) const {

@@ -141,6 +141,7 @@ void Gemma4::bind_moe(LayerBinder& bind, Moe& moe, LayerInfo& info) const {
 
   const LayerBinder::Share active{config_.top_k_experts, experts};
   MixtureOfExperts::Weights weights;
+  weights.name = bind.prefix() + "experts";
   if (bind.has("experts.0.gate_proj.weight")) {
     weights.gate = bind_expert_stack(bind, "experts", "gate_proj", {width, hidden}, active);
     weights.up = bind_expert_stack(bind, "experts", "up_proj", {width, hidden}, active);

@@ -57,7 +57,7 @@ class LayerBinder {
   }
   // "name.weight"
   Linear linear(const std::string& name, int64_t out, int64_t in) {
-    return Linear(weight(name + ".weight", {out, in}));
+    return Linear(weight(name + ".weight", {out, in}), prefix_ + name + ".weight");
   }
   // gate_proj, up_proj and down_proj below `name`.
   GatedMlp gated_mlp(const std::string& name, Activation activation, int64_t width,

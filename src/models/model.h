@@ -53,6 +53,11 @@ class Model {
   // Moves all parameters to a device. Call before the model is used.
   virtual void place(Placement& placement) = 0;
 
+  // Binds a layer anew, to the tensors of `weights` (all that the layer has, by their canonical
+  // names), say in another format. Not while a step runs. Throws Error as loading does, or if the
+  // family cannot.
+  virtual void rebind_layer(int64_t layer, const WeightMap& weights);
+
   // Runs the step's rows through all layers, writes their keys and values to the cache, and returns
   // float32 logits [step.logits_rows.size(), vocab_size], in the step's workspace.
   virtual TensorView forward(StepContext& step) const = 0;

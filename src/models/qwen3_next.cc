@@ -80,15 +80,22 @@ void Qwen3Next::place(Placement& placement) {
   if (mtp_) mtp_->place(placement);
 }
 
+void Qwen3Next::rebind_layer(int64_t layer, const WeightMap& weights) {
+  WeightBinder binder(weights);
+  Qwen3NextLayer bound(config_, config_.layers[layer], binder, fmt::format("layers.{}.", layer));
+  binder.finish();
+  layers_[layer] = std::move(bound);
+}
+
 TensorView Qwen3Next::forward(StepContext& step) const {
-  const TensorView x = embed(step);  // [tokens, hidden]
+  const TensorView x = step.layers != nullptr ? step.layers->x : embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);
   const Rotary::Tables tables = rotary_.tables(step);
-  for (int64_t i = 0; i < num_layers(); ++i) {
+  for (int64_t i = step.first_layer(); i < step.end_layer(num_layers()); ++i) {
     layers_[i].run(step, i, rotary_, tables, x);
     if (step.observer != nullptr) step.observer->layer_output(i, x);
   }
-  return logits(step, x);
+  return step.layers != nullptr ? TensorView() : logits(step, x);
 }
 
 TensorView Qwen3Next::logits(StepContext& step, const TensorView& x) const {

@@ -21,12 +21,12 @@ void append_part(std::vector<RowRange>& ranges, int64_t groups, int64_t stride, 
 }
 
 // A faulty joint tensor gives an empty part; the binder's list ends the load.
-Linear select(const Weight& joint, const std::vector<RowRange>& ranges) {
-  return joint.empty() ? Linear() : Linear(select_rows(joint, ranges));
+Linear select(const Linear& joint, const std::vector<RowRange>& ranges) {
+  return joint.empty() ? Linear() : Linear(select_rows(joint.weight(), ranges), joint.name());
 }
 
 // in_proj_qkvz: per key head its q, its k, and v then z of its value heads.
-void split_qkvz(const Weight& joint, const GatedDeltaNet::Dimensions& delta,
+void split_qkvz(const Linear& joint, const GatedDeltaNet::Dimensions& delta,
                 GatedDeltaNet::Weights& weights) {
   const int64_t values = delta.value_width() / delta.key_heads;
   const int64_t stride = 2 * delta.key_dim + 2 * values;
@@ -40,7 +40,7 @@ void split_qkvz(const Weight& joint, const GatedDeltaNet::Dimensions& delta,
 }
 
 // in_proj_ba: per key head b then a of its value heads.
-void split_ba(const Weight& joint, const GatedDeltaNet::Dimensions& delta,
+void split_ba(const Linear& joint, const GatedDeltaNet::Dimensions& delta,
               GatedDeltaNet::Weights& weights) {
   const int64_t ratio = delta.value_heads / delta.key_heads;
   std::vector<RowRange> b, a;
@@ -90,7 +90,7 @@ Qwen3NextLayer::Attention Qwen3NextLayer::bind_attention(const Qwen3NextConfig& 
   const int64_t width = config.head_dim;
   const int64_t kv_rows = config.num_kv_heads * width;
   Attention attention{.num_heads = heads, .num_kv_heads = config.num_kv_heads, .head_dim = width};
-  const Weight joint = bind.weight("self_attn.q_proj.weight", {2 * heads * width, hidden});
+  const Linear joint = bind.linear("self_attn.q_proj", 2 * heads * width, hidden);
   std::vector<RowRange> q, gate;
   append_part(q, heads, 2 * width, 0, width);
   append_part(gate, heads, 2 * width, width, width);
@@ -117,7 +117,7 @@ GatedDeltaNet Qwen3NextLayer::bind_delta_net(const Qwen3NextConfig& config, Laye
                                              : bind.has(block + "in_proj_qkvz.weight");
   if (joint_qkvz) {
     const int64_t rows = delta.conv_channels() + delta.value_width();
-    split_qkvz(bind.weight(block + "in_proj_qkvz.weight", {rows, hidden}), delta, weights);
+    split_qkvz(bind.linear(block + "in_proj_qkvz", rows, hidden), delta, weights);
   } else {
     weights.qkv = bind.linear(block + "in_proj_qkv", delta.conv_channels(), hidden);
     weights.z = bind.linear(block + "in_proj_z", delta.value_width(), hidden);
@@ -125,7 +125,7 @@ GatedDeltaNet Qwen3NextLayer::bind_delta_net(const Qwen3NextConfig& config, Laye
   const bool joint_ba = storage.joint_ba ? !bind.has(block + "in_proj_b.weight")
                                          : bind.has(block + "in_proj_ba.weight");
   if (joint_ba) {
-    split_ba(bind.weight(block + "in_proj_ba.weight", {2 * heads, hidden}), delta, weights);
+    split_ba(bind.linear(block + "in_proj_ba", 2 * heads, hidden), delta, weights);
   } else {
     weights.b = bind.linear(block + "in_proj_b", heads, hidden);
     weights.a = bind.linear(block + "in_proj_a", heads, hidden);
@@ -153,6 +153,7 @@ SharedExpertMoe Qwen3NextLayer::bind_experts(const Qwen3NextConfig& config, Laye
   const int64_t width = config.expert_width;
   const LayerBinder::Share active{config.top_k_experts, experts};
   MixtureOfExperts::Weights weights;
+  weights.name = bind.prefix() + "mlp.experts";
   if (bind.has("mlp.experts.0.gate_proj.weight")) {
     weights.gate = bind_expert_stack(bind, "mlp.experts", "gate_proj", {width, hidden}, active);
     weights.up = bind_expert_stack(bind, "mlp.experts", "up_proj", {width, hidden}, active);

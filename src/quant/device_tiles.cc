@@ -3,6 +3,8 @@
 #include <array>
 #include <string>
 
+#include "quant/tile_layout.h"
+
 namespace braid {
 namespace {
 
@@ -24,13 +26,13 @@ const TileFormats& tile_formats() {
   return formats;
 }
 
-bool has_tiles(FormatId id) { return id == FormatId::kQ4_0 || id == FormatId::kQ8_0; }
-
 }  // namespace
 
 const QuantFormat* tile_format(const QuantFormat& format, int64_t cols) {
-  if (format.panels() || !has_tiles(format.id) || cols % 64 != 0) return nullptr;
-  return &tile_formats().formats[static_cast<int>(format.id)];
+  if (format.panels()) return nullptr;
+  bool fits = false;
+  with_tile_format(format.id, [&](auto id) { fits = cols % TileLayout<id()>::kUnitCols == 0; });
+  return fits ? &tile_formats().formats[static_cast<int>(format.id)] : nullptr;
 }
 
 bool in_tiles(const QuantFormat& format) {

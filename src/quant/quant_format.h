@@ -42,8 +42,6 @@ enum class FormatId : uint8_t {
   // Rows of int8 codes with one scale (quant/channel_format.h).
   kW8C,
 };
-// Kernels of CUDA devices read the formats up to this one.
-inline constexpr FormatId kLastDeviceFormat = FormatId::kQ6K;
 inline constexpr int kNumFormats = static_cast<int>(FormatId::kW8C) + 1;
 
 struct QuantFormat {

@@ -55,11 +55,6 @@ constexpr double kHalfStep = 0.5 + 127 * 4 * kUnitRoundoff;
 
 class LinearTest : public OpTest {
  protected:
-  // CUDA kernels read the formats up to this one.
-  int num_formats() const {
-    return on_cuda() ? static_cast<int>(kLastDeviceFormat) + 1 : kNumFormats;
-  }
-
   PaddedTensor multiply(const Weight& w, const TensorView& x, ActivationPrecision precision) {
     PaddedTensor y({x.dim(0), w.rows()}, 3);
     Workspace::Scope scope(workspace);
@@ -80,7 +75,7 @@ TEST_P(LinearTest, MatchesReferenceAtEverySizeAndPosition) {
   // On a CUDA device up to 8 tokens have the same sums, however many there are.
   const int64_t kTokens = on_cuda() ? 8 : 33;
   constexpr int64_t kRows = 67;
-  for (int id = 0; id < num_formats(); ++id) {
+  for (int id = 0; id < kNumFormats; ++id) {
     const QuantFormat& format = quant_format(static_cast<FormatId>(id));
     for (const int64_t cols : widths(format)) {
       const Weight weight = random_weight(random, format.id, {kRows, cols});
@@ -167,7 +162,7 @@ TEST_P(LinearTest, MatchesReferenceAtEverySizeAndPosition) {
 
 TEST_P(LinearTest, ManyTokensMatchReference) {
   constexpr int64_t kTokens = 131, kRows = 421;
-  for (int id = 0; id < num_formats(); ++id) {
+  for (int id = 0; id < kNumFormats; ++id) {
     const QuantFormat& format = quant_format(static_cast<FormatId>(id));
     const int64_t cols = format.block_elements > 32 ? 512 : random.pick<int64_t>({512, 544, 96});
     const Weight weight = random_weight(random, format.id, {kRows, cols});
@@ -207,7 +202,7 @@ TEST_P(LinearTest, ExpertsMatchReference) {
   const std::vector<std::vector<int>> cases = {
       {0, 0, 0, 0, 0, 0, 1},  {0, 1, 0, 1, 1, 0, 2},   {0, 0, 0, 19, 0, 0, 0},
       {40, 0, 0, 0, 0, 0, 9}, {0, 5, 0, 130, 2, 3, 0}, {300, 64, 65, 0, 127, 1, 128}};
-  for (int id = 0; id < num_formats(); ++id) {
+  for (int id = 0; id < kNumFormats; ++id) {
     const QuantFormat& format = quant_format(static_cast<FormatId>(id));
     const int64_t cols = format.block_elements > 32 ? 512 : random.pick<int64_t>({256, 352, 96});
     const int64_t rows = random.pick<int64_t>({41, 128, 173});

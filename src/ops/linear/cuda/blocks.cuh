@@ -385,6 +385,76 @@ struct Blocks<FormatId::kQ6K> {
   }
 };
 
+// Groups of 4-bit codes (BlockW4, BlockW4Asym): kUnits units of 32 columns share a scale.
+template <int kUnits, bool kAsymmetric, bool kFloat32>
+struct GroupBlocks {
+  static constexpr int kScaleOffset = kAsymmetric ? 2 : 0;
+  static constexpr int kCodesOffset = kScaleOffset + (kFloat32 ? 4 : 2);
+  static constexpr int kBytes = kCodesOffset + 16 * kUnits;
+  struct Raw {
+    uint32_t codes, scale, zero;
+  };
+  static __device__ Raw load(const uint8_t* row, int unit, int quad) {
+    const uint8_t* block = row + unit / kUnits * kBytes;
+    return {read32(block + kCodesOffset + unit % kUnits * 16 + 4 * quad),
+            kFloat32 ? read32(block + kScaleOffset) : read16(block + kScaleOffset) << 16,
+            kAsymmetric ? read16(block) & 0xff : 8};
+  }
+  static __device__ void expand(const Raw& raw, int, int, float (&v)[8]) {
+    const float scale = __uint_as_float(raw.scale);
+    const int zero = static_cast<int>(raw.zero);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[i] = scale * static_cast<float>(static_cast<int>(raw.codes >> (8 * i) & 15) - zero);
+      v[4 + i] = scale * static_cast<float>(static_cast<int>(raw.codes >> (8 * i + 4) & 15) - zero);
+    }
+  }
+};
+template <>
+struct Blocks<FormatId::kW4G32> : GroupBlocks<1, false, false> {};
+template <>
+struct Blocks<FormatId::kW4G64> : GroupBlocks<2, false, false> {};
+template <>
+struct Blocks<FormatId::kW4G128> : GroupBlocks<4, false, false> {};
+template <>
+struct Blocks<FormatId::kW4G32Asym> : GroupBlocks<1, true, false> {};
+template <>
+struct Blocks<FormatId::kW4G64Asym> : GroupBlocks<2, true, false> {};
+template <>
+struct Blocks<FormatId::kW4G128Asym> : GroupBlocks<4, true, false> {};
+template <>
+struct Blocks<FormatId::kW4G32F32> : GroupBlocks<1, false, true> {};
+template <>
+struct Blocks<FormatId::kW4G64F32> : GroupBlocks<2, false, true> {};
+template <>
+struct Blocks<FormatId::kW4G128F32> : GroupBlocks<4, false, true> {};
+template <>
+struct Blocks<FormatId::kW4G32AsymF32> : GroupBlocks<1, true, true> {};
+template <>
+struct Blocks<FormatId::kW4G64AsymF32> : GroupBlocks<2, true, true> {};
+template <>
+struct Blocks<FormatId::kW4G128AsymF32> : GroupBlocks<4, true, true> {};
+
+// A row's scale and the sum of its codes, then the codes.
+template <>
+struct Blocks<FormatId::kW8C> {
+  struct Raw {
+    uint32_t low, high, scale;
+  };
+  static __device__ Raw load(const uint8_t* row, int unit, int quad) {
+    const uint8_t* codes = row + 8 + unit * 32 + 4 * quad;
+    return {read32_aligned(codes), read32_aligned(codes + 16), read32_aligned(row)};
+  }
+  static __device__ void expand(const Raw& raw, int, int, float (&v)[8]) {
+    const float scale = __uint_as_float(raw.scale);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[i] = scale * static_cast<float>(static_cast<int8_t>(raw.low >> (8 * i)));
+      v[4 + i] = scale * static_cast<float>(static_cast<int8_t>(raw.high >> (8 * i)));
+    }
+  }
+};
+
 // Calls body(std::integral_constant<FormatId, …>) for the format.
 template <typename Body>
 void with_format(FormatId id, const Body& body) {
@@ -406,6 +476,19 @@ void with_format(FormatId id, const Body& body) {
     BRAID_FORMAT_CASE(kQ4K)
     BRAID_FORMAT_CASE(kQ5K)
     BRAID_FORMAT_CASE(kQ6K)
+    BRAID_FORMAT_CASE(kW4G32)
+    BRAID_FORMAT_CASE(kW4G64)
+    BRAID_FORMAT_CASE(kW4G128)
+    BRAID_FORMAT_CASE(kW4G32Asym)
+    BRAID_FORMAT_CASE(kW4G64Asym)
+    BRAID_FORMAT_CASE(kW4G128Asym)
+    BRAID_FORMAT_CASE(kW4G32F32)
+    BRAID_FORMAT_CASE(kW4G64F32)
+    BRAID_FORMAT_CASE(kW4G128F32)
+    BRAID_FORMAT_CASE(kW4G32AsymF32)
+    BRAID_FORMAT_CASE(kW4G64AsymF32)
+    BRAID_FORMAT_CASE(kW4G128AsymF32)
+    BRAID_FORMAT_CASE(kW8C)
 #undef BRAID_FORMAT_CASE
   }
 }

@@ -1,6 +1,8 @@
 #include <algorithm>
 
+#include "ops/linear/cuda/few_tiles.h"
 #include "ops/linear/cuda/few_tokens.cuh"
+#include "quant/tile_layout.h"
 
 namespace braid::cuda {
 namespace {
@@ -91,11 +93,16 @@ bool few_tokens_can(const Products& products) {
 }
 
 int most_few_tokens(const Products& products) {
-  return products.format == FormatId::kBF16 ? 8 : 32;
+  return products.format == FormatId::kBF16 ? 8 : products.tiles ? 64 : 32;
 }
 
 void few_tokens_products(Stream& stream, const Products& products) {
-  if (products.tiles) return few_tokens_of_tiles(stream, products, tokens_at_once(products));
+  if (products.tiles) {
+    with_tile_format(products.format, [&](auto format) {
+      few_tiles_of<format()>(stream, products, tokens_at_once(products));
+    });
+    return;
+  }
   with_format(products.format, [&](auto format) {
     constexpr FormatId kFormat = format();
     if constexpr (kFormat == FormatId::kBF16) {

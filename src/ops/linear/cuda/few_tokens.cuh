@@ -65,9 +65,6 @@ struct FewTokensPlan {
   int splits;  // blocks of a cluster
 };
 
-// For weights in the layout of quant/device_tiles.h, `tokens` of them at once.
-void few_tokens_of_tiles(Stream& stream, const Products& products, int tokens);
-
 // Row warps of a block and splits: as many blocks as run at once, so that as many bytes as can be
 // are on their way; with fewer splits where there is a choice. One chunk is what a warp takes in a
 // step. Of the matrix and the device alone.

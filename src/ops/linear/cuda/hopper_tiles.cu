@@ -128,7 +128,9 @@ bool hopper_tiles_products(Stream& stream, const Products& products) {
     using Row = typename decltype(row)::Type;
     if constexpr (Row::kId == FormatId::kBF16) {
       launch_tiles<CopiedTile<256>, 2>(stream, products);
-    } else if constexpr (Row::kId == FormatId::kQ4_0 || Row::kId == FormatId::kQ8_0) {
+    } else if constexpr (Row::kId == FormatId::kQ4_0 || Row::kId == FormatId::kQ8_0 ||
+                         Row::kId == FormatId::kW4G128 || Row::kId == FormatId::kW4G64 ||
+                         Row::kId == FormatId::kW8C) {
       launch_tiles<ExpandedTile<Row, 128>, 1>(stream, products);
     } else {
       done = false;

@@ -5,46 +5,10 @@
 
 #include "ops/linear/cuda/blocks.cuh"
 #include "ops/linear/cuda/products.h"
+#include "ops/linear/cuda/tensor_core.cuh"
+#include "quant/tile_layout.h"
 
 namespace braid::cuda {
-
-// kGroupUnits: units of 32 columns that share a scale.
-template <FormatId>
-struct TileScheme;
-template <>
-struct TileScheme<FormatId::kQ4_0> {
-  static constexpr int kBits = 4, kGroupUnits = 1;
-  static __device__ float scale(uint32_t bits) { return half_bits(bits); }
-};
-template <>
-struct TileScheme<FormatId::kQ8_0> {
-  static constexpr int kBits = 8, kGroupUnits = 1;
-  static __device__ float scale(uint32_t bits) { return half_bits(bits); }
-};
-
-// Eight 4-bit codes of a row, less 8, as bfloat16 pairs.
-__device__ __forceinline__ void spread_nibbles(uint32_t word, uint32_t (&w)[4]) {
-  const uint32_t middle = 0x43084308;  // 128 + 8
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t raised = (word >> (4 * i) & 0x000f000f) | 0x43004300;  // 128 + code
-    const __nv_bfloat162 pair = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&raised),
-                                        *reinterpret_cast<const __nv_bfloat162*>(&middle));
-    w[i] = *reinterpret_cast<const uint32_t*>(&pair);
-  }
-}
-// Four signed bytes as bfloat16 pairs.
-__device__ __forceinline__ void spread_bytes(uint32_t word, uint32_t& low, uint32_t& high) {
-  const uint32_t unsigned_bytes = word ^ 0x80808080;
-  float v[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // 2^23 + code + 128
-    v[i] = __uint_as_float(__byte_perm(unsigned_bytes, 0x4b000000, 0x7540 + i)) - 8388736.0f;
-  }
-  low = __byte_perm(__float_as_uint(v[0]), __float_as_uint(v[1]), 0x7632);
-  high = __byte_perm(__float_as_uint(v[2]), __float_as_uint(v[3]), 0x7632);
-}
 
 // One row, as in files.
 template <FormatId kFormat>
@@ -63,6 +27,13 @@ struct FileRow {
   static __device__ int column(int unit, int quad, int i) {
     return unit * kUnitColumns + 4 * quad + i % 4 + i / 4 * 16;
   }
+  // The same, rounded to pairs of bfloat16.
+  static __device__ void expand_pairs(const Raw& raw, int unit, int quad, uint32_t (&w)[4]) {
+    float v[8];
+    expand(raw, unit, quad, v);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = pack_bfloat16(v[2 * i], v[2 * i + 1]);
+  }
   // Of plain formats.
   __device__ float element(int64_t col) const { return Blocks<kFormat>::element(data_, col); }
 
@@ -70,51 +41,108 @@ struct FileRow {
   const uint8_t* data_;
 };
 
+// The number that a scale of a file's type stands for; `bits`: 16 or 32 of them.
+template <TileScale kScale>
+__device__ __forceinline__ float scale_of(uint32_t bits) {
+  if constexpr (kScale == TileScale::kFloat16) return half_bits(bits);
+  if constexpr (kScale == TileScale::kBFloat16) return __uint_as_float(bits << 16);
+  return __uint_as_float(bits);
+}
+
+// a · b + c of bfloat16 pairs, subnormal numbers included.
+__device__ __forceinline__ uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// Eight 4-bit codes of a row as pairs (code − zero) / 64, of columns 2 i and 2 i + 1.
+__device__ __forceinline__ void spread_nibbles(uint32_t word, uint32_t zero, uint32_t (&w)[4]) {
+  constexpr uint32_t kUp127 = 0x7f007f00, kUp123 = 0x7d007d00;  // 2^127, 2^123
+  const uint32_t upper = word >> 8;
+  w[0] = multiply_add_pair(word & 0x000f000f, kUp127, zero);
+  w[1] = multiply_add_pair(word & 0x00f000f0, kUp123, zero);
+  w[2] = multiply_add_pair(upper & 0x000f000f, kUp127, zero);
+  w[3] = multiply_add_pair(upper & 0x00f000f0, kUp123, zero);
+}
+// Four 8-bit codes, 128 too large, likewise.
+__device__ __forceinline__ void spread_bytes(uint32_t word, uint32_t& low, uint32_t& high) {
+  constexpr uint32_t kUp127 = 0x7f007f00, kTwo = 0xc000c000;  // −128 / 64
+  low = multiply_add_pair(__byte_perm(word, 0, 0x4140), kUp127, kTwo);
+  high = multiply_add_pair(__byte_perm(word, 0, 0x4342), kUp127, kTwo);
+}
+
 template <FormatId kFormat>
 struct TileRow {
-  using Scheme = TileScheme<kFormat>;
+  using Layout = TileLayout<kFormat>;
   struct Raw {
     uint2 codes;  // y: of 8 bits only
-    uint32_t scale;
+    uint32_t scale, zero;
   };
   static constexpr FormatId kId = kFormat;
   static constexpr bool kPlain = false;
-  static constexpr int kTileUnits = Scheme::kBits == 4 ? 2 : 1;
 
   __device__ TileRow(const uint8_t* weights, int64_t row_bytes, int row)
-      : panel_(weights + row / 16 * 16 * row_bytes), row_(row % 16) {}
-  // units: of a row.
+      : panel_(weights + row / kTileRows * kTileRows * row_bytes), row_(row % kTileRows) {}
+  // units: of 32 columns, of a row.
   __device__ Raw load(int unit, int quad, int units) const {
-    const uint8_t* at = panel_ + unit / kTileUnits * 512 + (row_ % 8 * 4 + quad) * 16;
+    constexpr int kRuns = Layout::kUnitCols / 32;  // of 32 columns in a unit of tiles
+    const int run = unit % kRuns;
+    const uint8_t* at = panel_ + unit / kRuns * Layout::kUnitBytes;
+    const uint8_t* codes = at + (run / 2 * 2 + row_ / 16) * 512 + (row_ % 8 * 4 + quad) * 16;
     Raw raw{};
-    if constexpr (Scheme::kBits == 4) {
-      raw.codes.x = read32_aligned(at + unit % 2 * 8 + row_ / 8 * 4);
+    if constexpr (Layout::kBits == 4) {
+      raw.codes.x = read32_aligned(codes + run % 2 * 8 + row_ / 8 % 2 * 4);
     } else {
-      raw.codes = __ldg(reinterpret_cast<const uint2*>(at + row_ / 8 * 8));
+      raw.codes = __ldg(reinterpret_cast<const uint2*>(codes + row_ / 8 % 2 * 8));
     }
-    const uint8_t* scales = panel_ + units / kTileUnits * 512;
-    if constexpr (kTileUnits > Scheme::kGroupUnits) {
-      raw.scale = read16(scales + unit / 2 * 64 + row_ % 8 * 8 + unit % 2 * 4 + row_ / 8 * 2);
+    const int place = row_ % 8 * 4 + row_ / 8;
+    if constexpr (Layout::kGroup == 0) {
+      raw.scale = read32_aligned(panel_ + units / kRuns * Layout::kUnitBytes + place * 4);
     } else {
-      raw.scale = read16(scales + unit / Scheme::kGroupUnits * 32 + row_ % 8 * 4 + row_ / 8 * 2);
+      const uint8_t* group =
+          at + Layout::kCodeBytes + run * 32 / Layout::kGroup * Layout::kGroupBytes;
+      raw.scale =
+          Layout::kScaleBytes == 4 ? read32_aligned(group + place * 4) : read16(group + place * 2);
+      if (Layout::kZeros) raw.zero = read16(group + kTileRows * Layout::kScaleBytes + place * 2);
     }
     return raw;
   }
   static __device__ void expand(const Raw& raw, int, int, float (&v)[8]) {
-    const float scale = Scheme::scale(raw.scale);
-    if constexpr (Scheme::kBits == 4) {
+    const float scale = scale_of<Layout::kScale>(raw.scale);
+    if constexpr (Layout::kBits == 4) {
+      const int zero = Layout::kZeros ? static_cast<int>(-64 * __uint_as_float(raw.zero << 16)) : 8;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        v[2 * i] = scale * static_cast<float>(static_cast<int>(raw.codes.x >> (4 * i) & 15) - 8);
-        v[2 * i + 1] =
-            scale * static_cast<float>(static_cast<int>(raw.codes.x >> (16 + 4 * i) & 15) - 8);
+      for (int i = 0; i < 8; ++i) {
+        const int code = static_cast<int>(raw.codes.x >> (i / 2 * 4 + i % 2 * 16) & 15);
+        v[i] = scale * static_cast<float>(code - zero);
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        v[i] = scale * static_cast<float>(static_cast<int8_t>(raw.codes.x >> (8 * i)));
-        v[4 + i] = scale * static_cast<float>(static_cast<int8_t>(raw.codes.y >> (8 * i)));
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t word = i < 4 ? raw.codes.x : raw.codes.y;
+        v[i] = scale * static_cast<float>(static_cast<int>(word >> (i % 4 * 8) & 0xff) - 128);
       }
+    }
+  }
+  // The same, rounded to pairs of bfloat16.
+  static __device__ void expand_pairs(const Raw& raw, int unit, int quad, uint32_t (&w)[4]) {
+    if constexpr (Layout::kBits == 4 && Layout::kScale == TileScale::kBFloat16) {
+      // A product of bfloat16 numbers is rounded once, as that of float32 ones is.
+      constexpr uint32_t kUp6 = 0x42804280, kNone = 0x80008000;  // 64, −0
+      const uint32_t zero =
+          Layout::kZeros ? __byte_perm(raw.zero, 0, 0x1010) : 0xbe00be00;  // −8 / 64
+      const uint32_t scale = __byte_perm(raw.scale, 0, 0x1010);
+      spread_nibbles(raw.codes.x, zero, w);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        w[i] = multiply_add_pair(multiply_add_pair(w[i], kUp6, kNone), scale, kNone);
+      }
+    } else {
+      float v[8];
+      expand(raw, unit, quad, v);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) w[i] = pack_bfloat16(v[2 * i], v[2 * i + 1]);
     }
   }
   static __device__ int column(int unit, int quad, int i) {
@@ -147,8 +175,8 @@ struct TypeOf {
 template <typename Body>
 void with_rows(FormatId id, bool tiles, const Body& body) {
   if (tiles) {
-    if (id == FormatId::kQ4_0) return body(TypeOf<TileRow<FormatId::kQ4_0>>{});
-    return body(TypeOf<TileRow<FormatId::kQ8_0>>{});
+    with_tile_format(id, [&](auto format) { body(TypeOf<TileRow<format()>>{}); });
+    return;
   }
   with_format(id, [&](auto format) { body(TypeOf<FileRow<format()>>{}); });
 }

@@ -62,14 +62,13 @@ struct ExpandedTile {
   __device__ void store(unsigned char* tile) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      float v[8] = {};
-      if (row_of(i) < rows_ && unit() < units_) Row::expand(raw_[i], unit(), quad(), v);
+      uint32_t w[4] = {};
+      if (row_of(i) < rows_ && unit() < units_) Row::expand_pairs(raw_[i], unit(), quad(), w);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int col = Row::column(unit() % 2, quad(), 4 * half);  // in the tile
         *reinterpret_cast<uint2*>(tile + place(row_of(i), col / 8) + col % 8 * 2) =
-            make_uint2(pack_bfloat16(v[4 * half], v[4 * half + 1]),
-                       pack_bfloat16(v[4 * half + 2], v[4 * half + 3]));
+            make_uint2(w[2 * half], w[2 * half + 1]);
       }
     }
   }

@@ -1,0 +1,268 @@
+#include <fmt/format.h>
+
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "apps/command.h"
+#include "apps/interrupt.h"
+#include "apps/progress_bar.h"
+#include "apps/table.h"
+#include "apps/text_io.h"
+#include "base/cpu_features.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "engine/demo_models.h"
+#include "engine/model_tokenizer.h"
+#include "quantize/calibration_text.h"
+#include "quantize/quantizer.h"
+
+namespace braid {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct QuantizeCommandOptions {
+  std::string model, out;
+  std::string scheme = "w4a16", method, group_size = "128", format = "compressed-tensors";
+  std::string calibration, isa;
+  std::vector<std::string> recipe, keep;
+  bool asymmetric = false, strict = false, head = false, split_experts = false;
+  bool json = false;
+  std::string scale_search = "auto", order = "group";
+  double damping = 0.01, min_inputs = 0.25, shard_gigabytes = 5;
+  int64_t sequences = 128, length = 512;
+  uint64_t seed = 0;
+  int num_threads = 0;
+};
+
+constexpr std::string_view kDefaultText = "calibration/calibration.txt";
+
+// The text that comes with the bundled models.
+fs::path default_calibration() {
+  for (const std::string& name : demo_model_names()) {
+    const fs::path text = resolve_model("demo:" + name).parent_path() / kDefaultText;
+    if (fs::is_regular_file(text)) return text;
+  }
+  throw UsageError("--calibration is required: the bundled text is not there");
+}
+
+QuantizeOptions make_options(const QuantizeCommandOptions& o) {
+  QuantizeOptions options;
+  Recipe& recipe = options.recipe;
+  recipe.scheme = o.scheme;
+  if (o.group_size == "channel") {
+    recipe.group_size = 0;
+  } else {
+    recipe.group_size = std::stoll(o.group_size);
+  }
+  recipe.asymmetric = o.asymmetric;
+  recipe.strict = o.strict;
+  recipe.head = o.head;
+  for (const std::string& rule : o.recipe) {
+    const size_t at = rule.find('=');
+    if (at == rule.npos || at == 0 || at + 1 == rule.size()) {
+      throw UsageError("--recipe '{}': write MODULES=FORMAT", rule);
+    }
+    recipe.rules.push_back({rule.substr(0, at), rule.substr(at + 1)});
+  }
+  for (const std::string& modules : o.keep) recipe.rules.push_back({modules, "keep"});
+  std::string method = o.method;
+  if (method.empty()) method = o.scheme == "w4a16" ? "gptq" : "rtn";
+  options.method = method == "gptq" ? QuantizeMethod::kGptq : QuantizeMethod::kNearest;
+  options.file_format =
+      o.format == "gptq" ? QuantizedFileFormat::kGptq : QuantizedFileFormat::kCompressedTensors;
+  recipe.half_scales = options.file_format == QuantizedFileFormat::kGptq;
+  options.gptq.damping = o.damping;
+  options.gptq.order = o.order == "group"  ? ColumnOrder::kByGroup
+                       : o.order == "size" ? ColumnOrder::kBySize
+                                           : ColumnOrder::kInPlace;
+  options.gptq.search_scales = o.scale_search != "off";
+  options.search_scales = o.scale_search == "on";
+  options.split_experts = o.split_experts;
+  options.min_inputs_per_column = o.min_inputs;
+  options.max_shard_bytes = static_cast<int64_t>(o.shard_gigabytes * 1e9);
+  return options;
+}
+
+CalibrationTokens read_calibration(const QuantizeCommandOptions& o, const fs::path& model,
+                                   bool needed) {
+  if (!needed && o.calibration.empty()) return {};
+  const ModelFiles files = ModelFiles::open(model, /*with_weights=*/false);
+  const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(files);
+  if (tokenizer == nullptr) fail_without_tokenizer(model.string());
+  const std::string path = o.calibration.empty() ? default_calibration().string() : o.calibration;
+  const std::string text = read_input(path);
+  CalibrationTokens tokens = calibration_from_text(
+      text, path, *tokenizer, {.num_sequences = o.sequences, .length = o.length, .seed = o.seed});
+  if (static_cast<int64_t>(tokens.sequences.size()) < o.sequences) {
+    spdlog::warn("{}: {} sequences of {} tokens, not {}", path, tokens.sequences.size(), o.length,
+                 o.sequences);
+  }
+  return tokens;
+}
+
+void print_json(const QuantizeCommandOptions& o, const QuantizeResult& r) {
+  const PhaseTimes& t = r.times;
+  nlohmann::ordered_json files = nlohmann::ordered_json::array();
+  for (const fs::path& file : r.files) files.push_back(file.string());
+  const nlohmann::ordered_json json = {{"output", o.out},
+                                       {"files", files},
+                                       {"tensors", r.num_tensors},
+                                       {"tensors_quantised", r.num_quantised},
+                                       {"parameters", r.num_parameters},
+                                       {"parameters_quantised", r.num_parameters_quantised},
+                                       {"bytes_before", r.bytes_before},
+                                       {"bytes_predicted", r.bytes_predicted},
+                                       {"bytes_after", r.bytes_after},
+                                       {"starved_experts", r.num_starved},
+                                       {"seconds",
+                                        {{"forward", t.forward},
+                                         {"hessian", t.hessian},
+                                         {"factor", t.factor},
+                                         {"round", t.round},
+                                         {"compare", t.compare},
+                                         {"write", t.write},
+                                         {"total", t.total}}},
+                                       {"layers_resumed", t.layers_resumed}};
+  write_out(json.dump(2) + "\n");
+}
+
+void print_summary(const QuantizeCommandOptions& o, const QuantizeResult& r) {
+  const auto share = 100.0 * static_cast<double>(r.num_parameters_quantised) /
+                     static_cast<double>(r.num_parameters);
+  fmt::print("{}: {} of {} tensors quantised, {:.1f} % of {} parameters; {} from {}, in {:.1f} s\n",
+             o.out, r.num_quantised, r.num_tensors, share, r.num_parameters,
+             format_bytes(static_cast<double>(r.bytes_after)),
+             format_bytes(static_cast<double>(r.bytes_before)), r.times.total);
+  if (r.num_starved > 0) {
+    fmt::print("{} matrices of experts met too few tokens and were rounded to nearest\n",
+               r.num_starved);
+  }
+  fmt::print("errors and all tensors: {}\n", (fs::path(o.out) / "report.md").string());
+}
+
+void run_quantize(const QuantizeCommandOptions& o) {
+  if (!o.isa.empty()) force_isa(parse_isa(o.isa));
+  const fs::path model = resolve_model(o.model);
+  QuantizeOptions options = make_options(o);
+  const CalibrationTokens calibration =
+      read_calibration(o, model, options.method == QuantizeMethod::kGptq);
+  ThreadPool pool({.num_threads = o.num_threads});
+  const InterruptGuard interrupt;
+  QuantizeResult result;
+  {
+    ProgressBar bar;
+    const auto start = std::chrono::steady_clock::now();
+    options.progress = [&](const QuantizeProgress& p) {
+      if (interrupt.interrupted()) {
+        throw Error("interrupted; {} was not written, the same command goes on with it", o.out);
+      }
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+      const auto done = static_cast<double>(p.done - p.resumed);
+      const double rate = done / elapsed.count();
+      const double left = done > 0 ? static_cast<double>(p.total - p.done) / rate : -1;
+      bar.show(p.done / 1'000, p.total / 1'000, left,
+               done > 0 ? fmt::format("{:.2f} M parameters/s, {}", rate / 1e6, p.phase) : p.phase);
+    };
+    result = quantize_model(model, o.out, calibration, pool, options);
+  }
+  o.json ? print_json(o, result) : print_summary(o, result);
+}
+
+}  // namespace
+
+void add_quantize_command(CLI::App& app) {
+  auto o = std::make_shared<QuantizeCommandOptions>();
+  CLI::App* command = app.add_subcommand(
+      "quantize", "Make a model's weights smaller, and report what that does to them");
+  command->add_option("MODEL", o->model, "Hugging Face folder, or demo:NAME (a bundled model)")
+      ->option_text(" ")
+      ->required();
+  command->add_option("-o,--output", o->out, "Folder to write; must not exist yet")
+      ->option_text("OUT")
+      ->required();
+  command
+      ->add_option("--scheme", o->scheme,
+                   "w4a16 (4-bit weights in groups) or w8a8 (int8 weights, one scale a row; inputs "
+                   "are rounded to int8 as they come)")
+      ->check(CLI::IsMember({"w4a16", "w8a8"}))
+      ->capture_default_str();
+  command
+      ->add_option("--method", o->method,
+                   "gptq (needs calibration; default for w4a16) or rtn (to nearest)")
+      ->check(CLI::IsMember({"gptq", "rtn"}));
+  command->add_option("--group-size", o->group_size, "Of w4a16; channel: one scale a row")
+      ->check(CLI::IsMember({"32", "64", "128", "channel"}))
+      ->capture_default_str();
+  command->add_flag("--asymmetric", o->asymmetric, "w4a16: each group has a zero of its own");
+  command->add_flag("--strict", o->strict,
+                    "A group size that does not divide a matrix's width is an error, rather than "
+                    "replaced by a smaller one");
+  command->add_option("--calibration", o->calibration,
+                      "Text, or JSON lines with a field \"text\" (-: standard input); the bundled "
+                      "text if not given. With rtn, only to measure errors");
+  command->add_option("--sequences", o->sequences, "Of calibration")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--sequence-length", o->length, "Tokens of each")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--seed", o->seed, "Of the choice of sequences")->capture_default_str();
+  command->add_option("--damping", o->damping, "GPTQ: share of the mean diagonal that is added")
+      ->check(CLI::Range(0.0, 10.0))
+      ->capture_default_str();
+  command
+      ->add_option("--act-order", o->order,
+                   "GPTQ: round those columns first whose inputs are largest: group (the groups "
+                   "with the largest, and so within each), size (over all groups, with scales set "
+                   "before), off (from left to right)")
+      ->check(CLI::IsMember({"group", "size", "off"}))
+      ->capture_default_str();
+  command
+      ->add_option("--scale-search", o->scale_search,
+                   "Try smaller scales than the range needs: on, off, auto (with gptq)")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
+  command
+      ->add_option("--min-inputs", o->min_inputs,
+                   "An expert that calibration shows fewer inputs than this share of its width is "
+                   "rounded to nearest")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--recipe", o->recipe,
+                   "MODULES=FORMAT, any number of times: a kind (attention, deltanet, mlp, "
+                   "experts, shared_expert, router, gates, per_layer, embedding, head, mtp) or "
+                   "a module's name with * for any text; keep, w4a16, w8a8, w4g32, w8c, ...")
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_option("--keep", o->keep, "MODULES that are to stay as they are; after --recipe")
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_flag("--quantize-head", o->head, "The embedding and the head as well");
+  command->add_option("--format", o->format, "Of the files")
+      ->check(CLI::IsMember({"compressed-tensors", "gptq"}))
+      ->capture_default_str();
+  command->add_flag("--split-experts", o->split_experts,
+                    "Write stacked experts one by one, as some programs want them");
+  command->add_option("--shard-size", o->shard_gigabytes, "Most GB in one file")
+      ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str();
+  command->add_flag("--json", o->json, "Print the result as JSON");
+  command->add_option("-t,--threads", o->num_threads, "Threads (0: one per processor)")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command->add_option("--isa", o->isa, "Force the CPU kernels of an instruction set")
+      ->check(CLI::IsMember({"portable", "avx2", "avx512"}));
+  command->footer(
+      "An interrupted run leaves OUT.quantizing; the same command goes on from there.\n"
+      "Examples:\n"
+      "  braid quantize demo:gemma4 -o gemma4-w4 --scheme w4a16\n"
+      "  braid quantize ./model -o model-w8 --scheme w8a8\n"
+      "  braid quantize ./model -o model-w4 --group-size 32 --recipe shared_expert=w8a8");
+  command->callback([o] { run_quantize(*o); });
+}
+
+}  // namespace braid

@@ -1,0 +1,149 @@
+#include "quantize/calibration_pass.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "base/check.h"
+
+namespace braid {
+namespace {
+
+constexpr int64_t kBatchTokens = 2048;
+constexpr size_t kWorkspaceBytes = size_t{64} << 30;  // of address space
+
+bool shares_keys(const Model& model) {
+  const CacheLayout layout = model.cache_layout();
+  return std::any_of(layout.layers.begin(), layout.layers.end(), [](const LayerCache& layer) {
+    return std::holds_alternative<SharesKvOf>(layer);
+  });
+}
+
+int64_t batch_size(const CalibrationTokens& tokens) {
+  return std::clamp<int64_t>(kBatchTokens / tokens.length, 1,
+                             static_cast<int64_t>(tokens.sequences.size()));
+}
+
+CacheOptions cache_options(const CalibrationTokens& tokens, bool keeps_all) {
+  const int64_t sequences =
+      keeps_all ? static_cast<int64_t>(tokens.sequences.size()) : batch_size(tokens);
+  return {.kv_dtype = DType::kF32,
+          .max_tokens = sequences * tokens.length,
+          .max_sequences = sequences,
+          .max_sequence_tokens = tokens.length,
+          .max_step_tokens = tokens.length};
+}
+
+}  // namespace
+
+CalibrationPass::CalibrationPass(const Model& model, const CalibrationTokens& tokens,
+                                 Stream& stream)
+    : model_(model),
+      tokens_(tokens),
+      stream_(stream),
+      keeps_all_(shares_keys(model)),
+      workspace_(kWorkspaceBytes),
+      pool_(model.cache_layout(), cache_options(tokens, keeps_all_)),
+      hidden_(static_cast<size_t>(tokens.num_tokens() * model.hidden_size()) * sizeof(float),
+              Device{}) {
+  const size_t at_once = static_cast<size_t>(batch_size(tokens));
+  for (size_t first = 0; first < tokens.sequences.size(); first += at_once) {
+    batches_.push_back({first, std::min(at_once, tokens.sequences.size() - first)});
+  }
+  for (int64_t layer = 0; layer < pool_.num_layers(); ++layer) {
+    layer_kv_.push_back({pool_.layer_kv(layer), {}});
+    layer_recurrent_.push_back({pool_.layer_recurrent(layer), {}});
+  }
+  group_rows_.resize(static_cast<size_t>(pool_.num_groups()));
+  recurrent_rows_.resize(static_cast<size_t>(pool_.num_recurrent_groups()));
+  if (keeps_all_) reserve(tokens.sequences.size());
+}
+
+// Rows are written again and again, layer by layer; nothing is ever committed.
+void CalibrationPass::reserve(size_t count) {
+  states_.clear();
+  for (size_t i = 0; i < count; ++i) {
+    const bool found = states_.emplace_back(pool_).reserve(tokens_.length);
+    BRAID_CHECK(found, "sequence {} of {}", i, count);
+  }
+}
+
+TensorView CalibrationPass::hidden_of(const Batch& batch) const {
+  const int64_t width = model_.hidden_size();
+  const auto first = static_cast<int64_t>(batch.first) * tokens_.length;
+  return TensorView(reinterpret_cast<float*>(hidden_.data()) + first * width, DType::kF32,
+                    {static_cast<int64_t>(batch.count) * tokens_.length, width});
+}
+
+StepContext CalibrationPass::step_of(const Batch& batch) {
+  if (!keeps_all_) reserve(batch.count);
+  const size_t first_state = keeps_all_ ? batch.first : 0;
+  token_ids_.clear();
+  positions_.clear();
+  for (auto& rows : group_rows_) rows.clear();
+  for (auto& rows : recurrent_rows_) rows.clear();
+  for (size_t i = 0; i < batch.count; ++i) {
+    const std::vector<int32_t>& sequence = tokens_.sequences[batch.first + i];
+    const SequenceState& state = states_[first_state + i];
+    const auto first_row = static_cast<int64_t>(i) * tokens_.length;
+    token_ids_.insert(token_ids_.end(), sequence.begin(), sequence.end());
+    for (int64_t t = 0; t < tokens_.length; ++t) positions_.push_back(static_cast<int32_t>(t));
+    for (int g = 0; g < pool_.num_groups(); ++g) {
+      group_rows_[g].push_back({first_row, tokens_.length, 0, state.pages(g)});
+    }
+    for (int g = 0; g < pool_.num_recurrent_groups(); ++g) {
+      recurrent_rows_[g].push_back({.first_row = first_row,
+                                    .num_rows = tokens_.length,
+                                    .slot = state.slot(g),
+                                    .fresh = true});
+    }
+  }
+  for (int64_t layer = 0; layer < pool_.num_layers(); ++layer) {
+    const int group = pool_.layer_group(layer);
+    if (group >= 0) layer_kv_[layer].sequences = group_rows_[group];
+    const int recurrent = pool_.layer_recurrent_group(layer);
+    if (recurrent >= 0) layer_recurrent_[layer].sequences = recurrent_rows_[recurrent];
+  }
+  StepContext step{.stream = stream_, .workspace = workspace_};
+  step.token_ids = token_ids_;
+  step.positions = positions_;
+  step.layer_kv = layer_kv_;
+  step.layer_recurrent = layer_recurrent_;
+  return step;
+}
+
+void CalibrationPass::embed() {
+  for (const Batch& batch : batches_) {
+    const Workspace::Scope scope(workspace_);
+    StepContext step = step_of(batch);
+    const TensorView x = model_.embed(step);
+    std::copy_n(x.data<float>(), x.num_elements(), hidden_of(batch).data<float>());
+  }
+}
+
+void CalibrationPass::run_batch(const Batch& batch, int64_t layer, const TensorView& x,
+                                StepContext::ProductObserver* observer) {
+  StepContext step = step_of(batch);
+  const StepContext::LayerRange range{.begin = layer, .end = layer + 1, .x = x};
+  step.layers = &range;
+  step.product_observer = observer;
+  model_.forward(step);
+}
+
+void CalibrationPass::observe_layer(int64_t layer, StepContext::ProductObserver& observer) {
+  for (const Batch& batch : batches_) {
+    const Workspace::Scope scope(workspace_);
+    const TensorView hidden = hidden_of(batch);
+    const TensorView x = workspace_.take(DType::kF32, hidden.shape());
+    std::copy_n(hidden.data<float>(), hidden.num_elements(), x.data<float>());
+    run_batch(batch, layer, x, &observer);
+  }
+}
+
+void CalibrationPass::run_layer(int64_t layer) {
+  for (const Batch& batch : batches_) {
+    const Workspace::Scope scope(workspace_);
+    run_batch(batch, layer, hidden_of(batch), nullptr);
+  }
+}
+
+}  // namespace braid

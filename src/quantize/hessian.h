@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "tensor/buffer.h"
+
+namespace braid {
+
+// H = 2/n · Xᵀ·X of the n inputs X, [n, cols], that a matrix is seen to multiply: the second
+// derivative of its mean squared output error. Summed in float32, in the order of the inputs.
+class Hessian {
+ public:
+  explicit Hessian(int64_t cols);
+
+  int64_t cols() const { return cols_; }
+  int64_t num_inputs() const { return num_inputs_; }
+
+  // x: [count, cols], rows row_stride apart.
+  void add(ThreadPool& pool, const float* x, int64_t count, int64_t row_stride);
+  // To be called once, when all inputs have been added. Without inputs all is zero.
+  void finish(ThreadPool& pool);
+
+  // After finish(): [cols, cols].
+  const float* data() const { return reinterpret_cast<const float*>(sums_.data()); }
+  float diagonal(int64_t i) const { return data()[i * cols_ + i]; }
+
+ private:
+  float* sums() { return reinterpret_cast<float*>(sums_.data()); }
+
+  int64_t cols_;
+  int64_t num_inputs_ = 0;
+  Buffer sums_;  // until finish(): only the upper triangle
+};
+
+// In which order columns are rounded. Groups keep their columns whichever it is.
+enum class ColumnOrder : uint8_t {
+  kInPlace,  // from left to right
+  kBySize,   // by descending diagonal
+  kByGroup,  // groups by the sum of their diagonal, and so within each
+};
+
+// How the inverse of a damped Hessian came about.
+struct InverseFactor {
+  // [cols, cols], upper triangular, zeros below: H'⁻¹ = Uᵀ·U, where H' is H with its rows and
+  // columns in `order`, plus damping · mean(diagonal) on the diagonal.
+  std::vector<float> factor;
+  std::vector<int32_t> order;    // of the columns
+  double damping = 0;            // what was used in the end
+  int64_t num_dead_columns = 0;  // never met by an input other than zero
+};
+
+// Damping is multiplied by 10 as often as needed for the matrix to be positive definite. Columns
+// whose diagonal is zero count as 1 there, and have no bearing on others.
+// group: columns of a group, for kByGroup.
+InverseFactor invert_hessian(ThreadPool& pool, const Hessian& hessian, double damping,
+                             ColumnOrder order, int64_t group);
+
+}  // namespace braid

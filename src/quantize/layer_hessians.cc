@@ -1,0 +1,78 @@
+#include "quantize/layer_hessians.h"
+
+#include <chrono>
+
+#include "quantize/module_kind.h"
+
+namespace braid {
+namespace {
+
+// What a layer calls the stack, or the matrix, that a tensor is or belongs to.
+std::string reader_name(const std::string& tensor) {
+  const auto one = expert_name(tensor);
+  if (!one) return tensor;
+  std::string_view matrix = one->rest;  // ".gate_proj.weight"
+  if (matrix.ends_with(".weight")) matrix.remove_suffix(7);
+  return std::string(one->stem.substr(0, one->stem.size() - 1)) + std::string(matrix);
+}
+
+}  // namespace
+
+LayerHessians::LayerHessians(ThreadPool& pool, const std::vector<std::string>& wanted)
+    : pool_(pool) {
+  for (const std::string& tensor : wanted) wanted_.insert(reader_name(tensor));
+}
+
+std::shared_ptr<LayerHessians::Family> LayerHessians::family_of(
+    std::span<const std::string_view> readers, size_t members) {
+  std::shared_ptr<Family> family;
+  for (const std::string_view reader : readers) {
+    if (!wanted_.contains(reader)) continue;
+    std::shared_ptr<Family>& known = families_[std::string(reader)];
+    // Parts of a joint tensor read the same input, and so does whoever reads along.
+    if (known == nullptr) {
+      if (family == nullptr) family = std::make_shared<Family>(members);
+      known = family;
+    }
+    family = known;
+  }
+  return family;
+}
+
+void LayerHessians::add(Family& family, size_t member, const TensorView& x) {
+  std::unique_ptr<Hessian>& hessian = family[member];
+  if (hessian == nullptr) hessian = std::make_unique<Hessian>(x.dim(1));
+  hessian->add(pool_, x.data<float>(), x.dim(0), x.row_stride());
+  operations_ += static_cast<double>(x.dim(0)) * static_cast<double>(x.dim(1) * (x.dim(1) + 1));
+}
+
+void LayerHessians::input(std::span<const std::string_view> readers, const TensorView& x) {
+  const std::shared_ptr<Family> family = family_of(readers, 1);
+  if (family == nullptr || x.dim(0) == 0) return;
+  const auto start = std::chrono::steady_clock::now();
+  add(*family, 0, x);
+  seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void LayerHessians::expert_input(std::span<const std::string_view> readers, const TensorView& x,
+                                 const TensorView& offsets) {
+  const auto num_experts = static_cast<size_t>(offsets.num_elements() - 1);
+  const std::shared_ptr<Family> family = family_of(readers, num_experts);
+  if (family == nullptr) return;
+  const auto start = std::chrono::steady_clock::now();
+  const int32_t* const begin = offsets.data<int32_t>();
+  for (size_t e = 0; e < num_experts; ++e) {
+    const int64_t count = begin[e + 1] - begin[e];
+    if (count > 0) add(*family, e, x.rows(begin[e], count));
+  }
+  seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+LayerHessians::Reader LayerHessians::find(const std::string& tensor, size_t expert) const {
+  if (const auto one = expert_name(tensor)) expert = static_cast<size_t>(one->expert);
+  const auto found = families_.find(reader_name(tensor));
+  if (found == families_.end() || expert >= found->second->size()) return {};
+  return {found->second, expert};
+}
+
+}  // namespace braid

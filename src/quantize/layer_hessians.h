@@ -1,0 +1,50 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "layers/step_context.h"
+#include "quantize/hessian.h"
+
+namespace braid {
+
+// Watches a layer's products and keeps the Hessians of the matrices asked for: one for all matrices
+// that read the same input, and one an expert.
+class LayerHessians : public StepContext::ProductObserver {
+ public:
+  // Of one input. By expert; of other matrices one. Null: the expert has seen no input.
+  using Family = std::vector<std::unique_ptr<Hessian>>;
+
+  // `wanted`: canonical names of tensors; of experts stored one by one, those of each.
+  LayerHessians(ThreadPool& pool, const std::vector<std::string>& wanted);
+
+  void input(std::span<const std::string_view> readers, const TensorView& x) override;
+  void expert_input(std::span<const std::string_view> readers, const TensorView& x,
+                    const TensorView& offsets) override;
+
+  // The Hessian of an expert of a tensor (of other matrices: 0), or null. Experts stored one by one
+  // are found by their own names.
+  struct Reader {
+    std::shared_ptr<Family> family;
+    size_t member = 0;
+  };
+  Reader find(const std::string& tensor, size_t expert) const;
+
+  // What summing took.
+  double seconds() const { return seconds_; }
+  double operations() const { return operations_; }
+
+ private:
+  std::shared_ptr<Family> family_of(std::span<const std::string_view> readers, size_t members);
+  void add(Family& family, size_t member, const TensorView& x);
+
+  ThreadPool& pool_;
+  std::set<std::string, std::less<>> wanted_;
+  std::map<std::string, std::shared_ptr<Family>, std::less<>> families_;  // by reader
+  double seconds_ = 0, operations_ = 0;
+};
+
+}  // namespace braid

@@ -1,0 +1,598 @@
+#include "quantize/quantizer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/mapped_file.h"
+#include "checkpoint/checksum.h"
+#include "checkpoint/printable.h"
+#include "checkpoint/source_fingerprint.h"
+#include "models/registry.h"
+#include "quant/panels.h"
+#include "quantize/layer_hessians.h"
+#include "quantize/quantization_entry.h"
+#include "quantize/quantized_parts.h"
+#include "quantize/report.h"
+#include "quantize/text_file.h"
+#include "quantize/work_folder.h"
+
+namespace braid {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kRowGrain = 16;
+constexpr double kSizeTolerance = 0.01;
+
+// Adds to `seconds` what a scope takes.
+class Timer {
+ public:
+  explicit Timer(double& seconds) : seconds_(seconds) {}
+  ~Timer() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+ private:
+  double& seconds_;
+  Clock::time_point start_ = Clock::now();
+};
+
+class Key {
+ public:
+  template <typename T>
+  requires std::is_arithmetic_v<T>
+  void add(T value) { checksum_.add(std::as_bytes(std::span(&value, 1))); }
+  void add(std::string_view text) {
+    add(text.size());
+    checksum_.add(std::as_bytes(std::span(text)));
+  }
+  void add(std::span<const int32_t> values) { checksum_.add(std::as_bytes(values)); }
+  uint64_t value() const { return checksum_.value(); }
+
+ private:
+  Checksum checksum_;
+};
+
+uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
+                const QuantizeOptions& options) {
+  Key key;
+  key.add(fingerprint(files));
+  const Recipe& recipe = options.recipe;
+  key.add(std::string_view(recipe.scheme));
+  key.add(recipe.group_size);
+  for (const bool flag : {recipe.asymmetric, recipe.strict, recipe.head, recipe.half_scales,
+                          options.search_scales, options.gptq.search_scales}) {
+    key.add(static_cast<int>(flag));
+  }
+  for (const Recipe::Rule& rule : recipe.rules) {
+    key.add(std::string_view(rule.modules));
+    key.add(std::string_view(rule.storage));
+  }
+  key.add(static_cast<int>(options.method));
+  key.add(options.gptq.damping);
+  key.add(static_cast<int>(options.gptq.order));
+  key.add(options.min_inputs_per_column);
+  key.add(calibration.length);
+  for (const auto& sequence : calibration.sequences) key.add(std::span(sequence));
+  return key.value();
+}
+
+// Infinity or NaN in any number of a tensor.
+bool all_finite(const Weight& weight) {
+  const int64_t cols = weight.cols(),
+                rows = weight.shape.num_elements() / std::max<int64_t>(cols, 1);
+  std::vector<float> row(static_cast<size_t>(cols));
+  for (int64_t r = 0; r < rows; ++r) {
+    expand_row(weight, r, row.data());
+    for (const float x : row) {
+      if (!std::isfinite(x)) return false;
+    }
+  }
+  return true;
+}
+
+void refuse_nonfinite(const WeightMap& weights, ThreadPool& pool) {
+  std::vector<const StoredTensor*> tensors;
+  for (const auto& [name, tensor] : weights.tensors()) {
+    if (tensor.weight.format != nullptr && tensor.weight.shape.num_elements() > 0) {
+      tensors.push_back(&tensor);
+    }
+  }
+  std::vector<char> bad(tensors.size());
+  pool.parallel_for(static_cast<int64_t>(tensors.size()), 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) bad[i] = all_finite(tensors[i]->weight) ? 0 : 1;
+  });
+  std::vector<std::string> names;
+  for (size_t i = 0; i < bad.size(); ++i) {
+    if (bad[i] != 0) names.push_back(printable(tensors[i]->name));
+  }
+  if (!names.empty()) {
+    throw Error("{}: NaN or infinite weights in {}", weights.origin(), join_some(names, ", ", 5));
+  }
+}
+
+Weight allocate(const TensorPlan& plan) {
+  Weight weight;
+  weight.format = plan.format;
+  weight.shape = plan.shape;
+  const auto buffer = std::make_shared<Buffer>(static_cast<size_t>(weight.size_bytes()), Device{});
+  weight.data = buffer->data();
+  weight.owner = buffer;
+  return weight;
+}
+
+// Turns matrices of one layer (or of what belongs to none) into their formats.
+class PartQuantizer {
+ public:
+  PartQuantizer(ThreadPool& pool, const WeightMap& weights, const QuantizeOptions& options,
+                const LayerHessians* hessians, PhaseTimes& times)
+      : pool_(pool), weights_(weights), options_(options), hessians_(hessians), times_(times) {}
+
+  WorkFolder::Part run(const std::vector<const TensorPlan*>& plans) {
+    WorkFolder::Part part;
+    // Matrices by the Hessian they share, so that it is factored once and forgotten then.
+    std::map<std::pair<LayerHessians::Family*, size_t>, std::vector<Matrix>> by_hessian;
+    std::vector<Matrix> unseen;
+    std::map<const TensorPlan*, MatrixResult> results;
+    for (const TensorPlan* plan : plans) {
+      MatrixResult& result = results[plan];
+      result.name = plan->name;
+      result.format = plan->per_row ? std::string(plan->format->name) + " per row"
+                                    : std::string(plan->format->name);
+      const Weight& weight = part.weights.emplace(plan->name, allocate(*plan)).first->second;
+      const int64_t matrices = plan->shape.rank() == 3 ? plan->shape.dim(0) : 1;
+      for (int64_t m = 0; m < matrices; ++m) {
+        const Matrix matrix{plan, m, &weight, &result};
+        LayerHessians::Reader reader;
+        if (hessians_ != nullptr) reader = hessians_->find(plan->name, static_cast<size_t>(m));
+        if (reader.family == nullptr || (*reader.family)[reader.member] == nullptr) {
+          unseen.push_back(matrix);
+        } else {
+          by_hessian[{reader.family.get(), reader.member}].push_back(matrix);
+        }
+      }
+    }
+    for (auto& [reader, matrices] : by_hessian) {
+      std::unique_ptr<Hessian>& hessian = (*reader.first)[reader.second];
+      quantise_with(*hessian, matrices);
+      hessian.reset();
+    }
+    for (const Matrix& matrix : unseen) quantise_unseen(matrix);
+    for (const TensorPlan* plan : plans) {
+      MatrixResult& result = results[plan];
+      result.method = method_of(*plan, result);
+      part.results.push_back(std::move(result));
+    }
+    return part;
+  }
+
+ private:
+  struct Matrix {
+    const TensorPlan* plan;
+    int64_t index;  // in its stack
+    const Weight* to;
+    MatrixResult* result;
+
+    int64_t rows() const { return plan->shape.dim(-2); }
+    int64_t cols() const { return plan->cols(); }
+    bool expert() const { return plan->kind == ModuleKind::kExperts; }
+    int64_t expert_index() const {
+      const auto one = expert_name(plan->name);
+      return one ? one->expert : index;
+    }
+  };
+
+  std::string method_of(const TensorPlan& plan, const MatrixResult& result) const {
+    if (options_.method == QuantizeMethod::kNearest || gptq_matrices_[&plan] == 0) return "rtn";
+    if (result.starved.empty()) return "gptq";
+    return fmt::format("gptq, {} experts rtn", result.starved.size());
+  }
+
+  std::vector<float> load(const Matrix& matrix) const {
+    const Weight& source = weights_.find(matrix.plan->name)->weight;
+    const int64_t rows = matrix.rows(), cols = matrix.cols();
+    std::vector<float> w(static_cast<size_t>(rows * cols));
+    pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t r = begin; r < end; ++r) {
+        expand_row(source, matrix.index * rows + r, w.data() + r * cols);
+      }
+    });
+    return w;
+  }
+
+  // As the reference quantisers round.
+  RoundedRows nearest(const Matrix& matrix, const std::vector<float>& w) {
+    return round_to_nearest(pool_, grid_of(*matrix.plan), w.data(), matrix.rows(), matrix.cols(),
+                            nullptr, options_.search_scales);
+  }
+
+  void store(const Matrix& matrix, const std::vector<float>& w, const RoundedRows& rounded) {
+    const RoundingGrid grid = grid_of(*matrix.plan);
+    const int64_t rows = matrix.rows(), cols = matrix.cols();
+    const int64_t row_bytes = matrix.to->row_bytes();
+    // The buffer is this part's own.
+    auto* const to = const_cast<std::byte*>(matrix.to->data) + matrix.index * rows * row_bytes;
+    std::vector<double> errors(static_cast<size_t>(rows)), squares(static_cast<size_t>(rows));
+    pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t r = begin; r < end; ++r) {
+        pack_row(grid, rounded, r, to + r * row_bytes);
+        for (int64_t c = 0; c < cols; ++c) {
+          const float x = w[r * cols + c];
+          const double e = x - value_of(rounded.scales[r * rounded.groups + c / grid.group],
+                                        rounded.codes[r * cols + c]);
+          errors[r] += e * e;
+          squares[r] += double{x} * x;
+        }
+      }
+    });
+    for (int64_t r = 0; r < rows; ++r) {
+      matrix.result->weight_error += errors[r];
+      matrix.result->weight_square += squares[r];
+    }
+  }
+
+  static void add(std::optional<RoundingError>& sum, const RoundingError& one, double share) {
+    if (!sum) sum = RoundingError();
+    sum->error += share * one.error;
+    sum->output += share * one.output;
+  }
+
+  bool is_starved(const Matrix& matrix, int64_t num_inputs) const {
+    return matrix.expert() &&
+           static_cast<double>(num_inputs) <
+               options_.min_inputs_per_column * static_cast<double>(matrix.cols());
+  }
+
+  void quantise_with(Hessian& hessian, const std::vector<Matrix>& matrices) {
+    {
+      const Timer timer(times_.hessian);
+      hessian.finish(pool_);
+    }
+    std::optional<InverseFactor> inverse;
+    int64_t inverse_group = 0;
+    for (const Matrix& matrix : matrices) {
+      const std::vector<float> w = load(matrix);
+      const RoundingGrid grid = grid_of(*matrix.plan);
+      MatrixResult& result = *matrix.result;
+      result.num_inputs += hessian.num_inputs();
+      RoundedRows rounded;
+      {
+        const Timer timer(times_.round);
+        rounded = nearest(matrix, w);
+      }
+      RoundingError error;
+      {
+        const Timer timer(times_.compare);
+        error = rounding_error(pool_, grid, w.data(), rounded, hessian);
+      }
+      const auto share = static_cast<double>(hessian.num_inputs());
+      add(result.nearest, error, share);
+      const bool starved = is_starved(matrix, hessian.num_inputs());
+      if (starved) result.starved.push_back({matrix.expert_index(), hessian.num_inputs()});
+      if (options_.method == QuantizeMethod::kGptq && !starved) {
+        if (!inverse || inverse_group != grid.group) {
+          inverse_group = grid.group;
+          const Timer timer(times_.factor);
+          inverse = invert_hessian(pool_, hessian, options_.gptq.damping, options_.gptq.order,
+                                   grid.group);
+        }
+        result.damping = std::max(result.damping, inverse->damping);
+        result.num_dead_columns += inverse->num_dead_columns;
+        ++gptq_matrices_[matrix.plan];
+        {
+          const Timer timer(times_.round);
+          rounded =
+              round_gptq(pool_, grid, w.data(), matrix.rows(), hessian, *inverse, options_.gptq);
+        }
+        const Timer timer(times_.compare);
+        error = rounding_error(pool_, grid, w.data(), rounded, hessian);
+      }
+      add(result.stored, error, share);
+      store(matrix, w, rounded);
+    }
+  }
+
+  void quantise_unseen(const Matrix& matrix) {
+    if (hessians_ != nullptr && matrix.expert()) {
+      matrix.result->starved.push_back({matrix.expert_index(), 0});
+    }
+    const std::vector<float> w = load(matrix);
+    const Timer timer(times_.round);
+    store(matrix, w, nearest(matrix, w));
+  }
+
+  ThreadPool& pool_;
+  const WeightMap& weights_;
+  const QuantizeOptions& options_;
+  const LayerHessians* hessians_;
+  PhaseTimes& times_;
+  mutable std::map<const TensorPlan*, int64_t> gptq_matrices_;
+};
+
+class Quantizer {
+ public:
+  Quantizer(const fs::path& path, const fs::path& out, const CalibrationTokens& calibration,
+            ThreadPool& pool, const QuantizeOptions& options)
+      : path_(path),
+        calibration_(calibration),
+        pool_(pool),
+        options_(options),
+        files_(open(path)),
+        work_(out, key_of(files_, calibration, options)),
+        model_(load_model(files_)),
+        stream_(pool) {
+    plans_ = plan_tensors(files_.weights(), options.recipe);
+    for (const TensorPlan& plan : plans_) {
+      if (!plan.quantised()) continue;
+      const int64_t part = layer_of(plan.name).value_or(model_->num_layers());
+      parts_[part].push_back(&plan);
+      progress_.total += plan.num_parameters();
+    }
+    check_formats();
+  }
+
+  QuantizeResult run() {
+    const auto start = Clock::now();
+    refuse_nonfinite(files_.weights(), pool_);
+    const int64_t layers = model_->num_layers();
+    if (calibrated()) {
+      pass_.emplace(*model_, calibration_, stream_);
+      const Timer timer(times_.forward);
+      pass_->embed();
+    }
+    for (int64_t part = 0; part <= layers; ++part) {
+      report_progress(part < layers ? fmt::format("layer {} of {}", part + 1, layers)
+                                    : std::string("other tensors"));
+      do_part(part);
+    }
+    report_progress("writing");
+    QuantizeResult result = write();
+    times_.total = std::chrono::duration<double>(Clock::now() - start).count();
+    result.times = times_;
+    write_reports(output_, {plans_, results_, result, calibration_, options_, path_});
+    work_.publish();
+    return result;
+  }
+
+ private:
+  static ModelFiles open(const fs::path& path) {
+    ModelFiles files = ModelFiles::open(path);
+    if (files.is_gguf() || files.is_packed()) {
+      throw Error("{}: only Hugging Face folders with safetensors can be quantised", path.string());
+    }
+    return files;
+  }
+
+  bool calibrated() const { return !calibration_.sequences.empty(); }
+
+  void check_formats() const {
+    for (const TensorPlan& plan : plans_) {
+      if (!plan.quantised()) continue;
+      const bool groups = as_w4(plan), rows = plan.format->id == FormatId::kW8C;
+      const bool gptq = options_.file_format == QuantizedFileFormat::kGptq;
+      if (gptq ? !groups : !groups && !rows) {
+        throw UsageError("--format {}: {} cannot be stored as {} there",
+                         gptq ? "gptq" : "compressed-tensors", printable(plan.name),
+                         plan.format->name);
+      }
+    }
+  }
+  static bool as_w4(const TensorPlan& plan) { return plan.format->name.starts_with("w4"); }
+
+  void report_progress(const std::string& phase) {
+    if (!options_.progress) return;
+    progress_.phase = phase;
+    options_.progress(progress_);
+  }
+
+  // The last part has no layer.
+  void do_part(int64_t index) {
+    const std::vector<const TensorPlan*>& plans = parts_[index];
+    const bool is_layer = index < model_->num_layers();
+    int64_t elements = 0;
+    for (const TensorPlan* plan : plans) elements += plan->num_parameters();
+    WorkFolder::Part part;
+    if (work_.has_part(index)) {
+      progress_.resumed += elements;
+      if (is_layer) ++times_.layers_resumed;
+    } else {
+      std::unique_ptr<LayerHessians> hessians;
+      if (calibrated() && is_layer && !plans.empty()) hessians = observe(index, plans);
+      PartQuantizer quantizer(pool_, files_.weights(), options_, hessians.get(), times_);
+      part = quantizer.run(plans);
+      const Timer timer(times_.write);
+      work_.save_part(index, part);
+    }
+    part = work_.load_part(index);
+    check_part(index, plans, part);
+    for (MatrixResult& result : part.results) results_.emplace(result.name, std::move(result));
+    weights_.merge(part.weights);
+    progress_.done += elements;
+    if (!is_layer || !calibrated() || index + 1 == model_->num_layers()) return;
+    rebind(index);
+    const Timer timer(times_.forward);
+    pass_->run_layer(index);
+  }
+
+  void check_part(int64_t index, const std::vector<const TensorPlan*>& plans,
+                  const WorkFolder::Part& part) const {
+    bool fits = part.weights.size() == plans.size();
+    for (const TensorPlan* plan : plans) {
+      const auto found = part.weights.find(plan->name);
+      fits = fits && found != part.weights.end() && found->second.format == plan->format &&
+             found->second.shape == plan->shape;
+    }
+    if (!fits) throw Error("part {} of the interrupted work does not fit; remove it", index);
+  }
+
+  std::unique_ptr<LayerHessians> observe(int64_t layer,
+                                         const std::vector<const TensorPlan*>& plans) {
+    std::vector<std::string> names;
+    for (const TensorPlan* plan : plans) names.push_back(plan->name);
+    auto hessians = std::make_unique<LayerHessians>(pool_, names);
+    double seconds = 0;
+    {
+      const Timer timer(seconds);
+      pass_->observe_layer(layer, *hessians);
+    }
+    times_.forward += seconds - hessians->seconds();
+    times_.hessian += hessians->seconds();
+    times_.hessian_operations += hessians->operations();
+    return hessians;
+  }
+
+  // The layer with its quantised matrices, as a later program will load it.
+  void rebind(int64_t layer) {
+    WeightMap map;
+    map.set_origin(files_.origin());
+    const std::string prefix = fmt::format("layers.{}.", layer);
+    for (const auto& [name, tensor] : files_.weights().tensors()) {
+      if (!name.starts_with(prefix)) continue;
+      StoredTensor bound = tensor;
+      if (const auto found = weights_.find(name); found != weights_.end()) {
+        bound.weight = found->second;
+        bound.dtype_name = bound.weight.format->name;
+      }
+      map.add(std::move(bound));
+    }
+    model_->rebind_layer(layer, map);
+  }
+
+  static DType dtype_of(const StoredTensor& tensor) {
+    const std::pair<std::string_view, DType> known[] = {
+        {"F64", DType::kF64}, {"F32", DType::kF32},  {"F16", DType::kF16}, {"BF16", DType::kBF16},
+        {"I64", DType::kI64}, {"I32", DType::kI32},  {"I16", DType::kI16}, {"I8", DType::kI8},
+        {"U8", DType::kU8},   {"BOOL", DType::kBool}};
+    for (const auto& [name, dtype] : known) {
+      if (name == tensor.dtype_name) return dtype;
+    }
+    throw Error("{}: tensor {}: type {} cannot be copied", tensor.file, printable(tensor.name),
+                tensor.dtype_name);
+  }
+
+  std::vector<OutputTensors> outputs() const {
+    std::vector<OutputTensors> outputs;
+    for (const TensorPlan& plan : plans_) {
+      if (plan.quantised()) {
+        const Weight& weight = weights_.find(plan.name)->second;
+        std::vector<OutputTensors> parts =
+            options_.file_format == QuantizedFileFormat::kGptq
+                ? gptq_parts(plan, weight)
+                : compressed_tensors_parts(plan, weight, options_.split_experts);
+        for (OutputTensors& part : parts) outputs.push_back(std::move(part));
+        continue;
+      }
+      const StoredTensor& tensor = *files_.weights().find(plan.name);
+      outputs.push_back({.parts = {{plan.file_name, dtype_of(tensor), plan.shape}},
+                         .make = {},
+                         .stored = {tensor.weight.data, static_cast<size_t>(plan.source_bytes)}});
+    }
+    return outputs;
+  }
+
+  QuantizeResult write() {
+    const Timer timer(times_.write);
+    output_ = work_.start_output();
+    QuantizeResult result;
+    for (const TensorPlan& plan : plans_) {
+      ++result.num_tensors;
+      result.num_parameters += plan.num_parameters();
+      result.bytes_before += plan.source_bytes;
+      if (!plan.quantised()) continue;
+      ++result.num_quantised;
+      result.num_parameters_quantised += plan.num_parameters();
+    }
+    for (const auto& [name, one] : results_) {
+      result.num_starved += static_cast<int64_t>(one.starved.size());
+    }
+    const std::vector<OutputTensors> tensors = outputs();
+    for (const OutputTensors& one : tensors) result.bytes_predicted += one.bytes();
+    const auto written = [&](int64_t) { report_progress("writing"); };
+    for (const std::string& name :
+         write_sharded(output_, tensors, options_.max_shard_bytes, written)) {
+      result.files.emplace_back(name);
+      result.bytes_after += static_cast<int64_t>(fs::file_size(output_ / name));
+    }
+    copy_other_files();
+    const double difference = static_cast<double>(result.bytes_after - result.bytes_predicted) -
+                              header_bytes_allowed(tensors);
+    if (difference > kSizeTolerance * static_cast<double>(result.bytes_predicted)) {
+      throw Error("{}: {} bytes written, but {} were predicted", output_.string(),
+                  result.bytes_after, result.bytes_predicted);
+    }
+    return result;
+  }
+
+  // A header names each tensor, its shape and place.
+  static double header_bytes_allowed(const std::vector<OutputTensors>& tensors) {
+    size_t bytes = 64;
+    for (const OutputTensors& one : tensors) {
+      for (const OutputTensors::Part& part : one.parts) bytes += part.name.size() + 128;
+    }
+    return static_cast<double>(bytes);
+  }
+
+  void copy_other_files() const {
+    const std::string config = read_file(path_ / "config.json");
+    write_text_file(output_ / "config.json",
+                    options_.file_format == QuantizedFileFormat::kGptq
+                        ? with_gptq_entry(config, plans_)
+                        : with_compressed_tensors_entry(config, plans_, options_.split_experts));
+    constexpr const char* kNames[] = {"generation_config.json",
+                                      "tokenizer.json",
+                                      "tokenizer_config.json",
+                                      "tokenizer.model",
+                                      "vocab.json",
+                                      "merges.txt",
+                                      "special_tokens_map.json",
+                                      "added_tokens.json",
+                                      "chat_template.jinja",
+                                      "chat_template.json",
+                                      "processor_config.json",
+                                      "preprocessor_config.json",
+                                      "LICENSE",
+                                      "NOTICE"};
+    for (const char* name : kNames) {
+      std::error_code error;
+      if (!fs::is_regular_file(path_ / name, error)) continue;
+      write_text_file(output_ / name, read_file(path_ / name));
+    }
+  }
+
+  fs::path path_, output_;
+  const CalibrationTokens& calibration_;
+  ThreadPool& pool_;
+  const QuantizeOptions& options_;
+  ModelFiles files_;
+  WorkFolder work_;
+  std::unique_ptr<Model> model_;
+  Stream stream_;
+  std::optional<CalibrationPass> pass_;
+  std::vector<TensorPlan> plans_;
+  std::map<int64_t, std::vector<const TensorPlan*>> parts_;
+  std::map<std::string, Weight, std::less<>> weights_;  // quantised ones
+  std::map<std::string, MatrixResult> results_;
+  QuantizeProgress progress_;
+  PhaseTimes times_;
+};
+
+}  // namespace
+
+QuantizeResult quantize_model(const fs::path& model, const fs::path& out,
+                              const CalibrationTokens& calibration, ThreadPool& pool,
+                              const QuantizeOptions& options) {
+  if (options.method == QuantizeMethod::kGptq && calibration.sequences.empty()) {
+    throw Error("GPTQ needs calibration text");
+  }
+  return Quantizer(model, out, calibration, pool, options).run();
+}
+
+}  // namespace braid

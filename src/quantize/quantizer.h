@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "checkpoint/model_files.h"
+#include "quantize/calibration_pass.h"
+#include "quantize/gptq.h"
+#include "quantize/plan.h"
+
+namespace braid {
+
+struct QuantizeProgress {
+  std::string phase;  // "layer 3 of 48", "writing"
+  // Of the matrices' elements: done by now, done before this run, of all.
+  int64_t done = 0, resumed = 0, total = 0;
+};
+
+enum class QuantizeMethod { kNearest, kGptq };
+enum class QuantizedFileFormat {
+  kCompressedTensors,
+  kGptq,  // AutoGPTQ's v1: zeros less one
+};
+
+struct QuantizeOptions {
+  Recipe recipe;
+  QuantizeMethod method = QuantizeMethod::kGptq;
+  GptqOptions gptq;
+  bool split_experts = false;  // stacks are written as experts one by one
+  bool search_scales = false;  // of matrices that are rounded to nearest
+  QuantizedFileFormat file_format = QuantizedFileFormat::kCompressedTensors;
+  int64_t max_shard_bytes = int64_t{5} << 30;
+  // An expert that calibration shows fewer inputs than this share of its width is rounded to
+  // nearest.
+  double min_inputs_per_column = 0.25;
+  // Called between steps; what it throws ends the work, which a later call resumes.
+  std::function<void(const QuantizeProgress&)> progress;
+};
+
+struct PhaseTimes {
+  double forward = 0, hessian = 0, factor = 0, round = 0, compare = 0, write = 0, total = 0;
+  double hessian_operations = 0;
+  int64_t layers_resumed = 0;
+};
+
+struct QuantizeResult {
+  std::vector<std::filesystem::path> files;
+  int64_t num_tensors = 0, num_quantised = 0;
+  int64_t num_parameters = 0, num_parameters_quantised = 0;
+  int64_t bytes_before = 0, bytes_predicted = 0, bytes_after = 0;  // of tensors
+  int64_t num_starved = 0;
+  PhaseTimes times;
+};
+
+// Quantises a Hugging Face folder into the folder `out`, layer by layer: the inputs of a layer are
+// those that the quantised layers before it give. Memory: a layer, its Hessians and the hidden
+// states of the calibration. `calibration` may be empty for kNearest; if not, errors of outputs are
+// measured.
+//
+// The folder appears whole or not at all. Finished layers are kept beside it (OUT.quantizing) until
+// then; a call with the same model, options and calibration goes on from there, to the same bytes.
+// Throws Error naming the tensor for weights that are not finite.
+QuantizeResult quantize_model(const std::filesystem::path& model, const std::filesystem::path& out,
+                              const CalibrationTokens& calibration, ThreadPool& pool,
+                              const QuantizeOptions& options);
+
+}  // namespace braid

@@ -1,0 +1,266 @@
+#include "quantize/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "quantize/text_file.h"
+
+namespace braid {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kJsonName = "report.json";
+constexpr const char* kMarkdownName = "report.md";
+constexpr const char* kOrderNames[] = {"in place", "by size", "by group, then by size"};
+
+double percent(int64_t part, int64_t whole) {
+  return whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0;
+}
+
+std::string megabytes(int64_t bytes) {
+  return fmt::format("{:.2f} MB", static_cast<double>(bytes) / 1e6);
+}
+
+double relative(double part, double whole) { return whole > 0 ? std::sqrt(part / whole) : 0; }
+
+// What tensors of a kind add up to.
+struct KindSum {
+  int64_t tensors = 0, quantised = 0, parameters = 0, parameters_quantised = 0, bytes = 0;
+};
+std::map<ModuleKind, KindSum> sum_kinds(const QuantizeReport& report) {
+  std::map<ModuleKind, KindSum> sums;
+  for (const TensorPlan& plan : report.plans) {
+    KindSum& sum = sums[plan.kind];
+    ++sum.tensors;
+    sum.parameters += plan.num_parameters();
+    sum.bytes += plan.source_bytes;
+    if (!plan.quantised()) continue;
+    ++sum.quantised;
+    sum.parameters_quantised += plan.num_parameters();
+  }
+  return sums;
+}
+
+const MatrixResult* result_of(const QuantizeReport& report, const TensorPlan& plan) {
+  const auto found = report.results.find(plan.name);
+  return found == report.results.end() ? nullptr : &found->second;
+}
+
+ordered_json times_json(const PhaseTimes& times) {
+  ordered_json json = {{"forward", times.forward}, {"hessian", times.hessian},
+                       {"factor", times.factor},   {"round", times.round},
+                       {"compare", times.compare}, {"write", times.write},
+                       {"total", times.total},     {"layers_resumed", times.layers_resumed}};
+  if (times.hessian > 0) json["hessian_gflops"] = times.hessian_operations / times.hessian / 1e9;
+  return json;
+}
+
+ordered_json tensor_json(const QuantizeReport& report, const TensorPlan& plan) {
+  const auto sizes = plan.shape.sizes();
+  ordered_json json = {{"name", plan.file_name},
+                       {"kind", module_kind_name(plan.kind)},
+                       {"shape", std::vector<int64_t>(sizes.begin(), sizes.end())},
+                       {"from", plan.source_type},
+                       {"bytes_before", plan.source_bytes},
+                       {"to", plan.source_type}};
+  if (!plan.note.empty()) json["note"] = plan.note;
+  const MatrixResult* result = result_of(report, plan);
+  if (result == nullptr) return json;
+  json["to"] = result->format;
+  json["method"] = result->method;
+  json["weight_error"] = relative(result->weight_error, result->weight_square);
+  if (result->stored) {
+    json["inputs"] = result->num_inputs;
+    json["output_error_rtn"] = result->nearest->relative();
+    json["output_error"] = result->stored->relative();
+    json["dead_columns"] = result->num_dead_columns;
+    json["damping"] = result->damping;
+  }
+  for (const MatrixResult::Starved& one : result->starved) {
+    json["starved"].push_back({{"expert", one.expert}, {"inputs", one.num_inputs}});
+  }
+  return json;
+}
+
+ordered_json to_json(const QuantizeReport& report) {
+  const QuantizeResult& r = report.result;
+  ordered_json tensors = ordered_json::array();
+  for (const TensorPlan& plan : report.plans) tensors.push_back(tensor_json(report, plan));
+  return {{"model", report.model.filename().string()},
+          {"scheme", report.options.recipe.scheme},
+          {"method", report.options.method == QuantizeMethod::kGptq ? "gptq" : "rtn"},
+          {"calibration",
+           {{"sequences", report.calibration.sequences.size()},
+            {"length", report.calibration.length},
+            {"tokens", report.calibration.num_tokens()}}},
+          {"tensors_total", r.num_tensors},
+          {"tensors_quantised", r.num_quantised},
+          {"parameters", r.num_parameters},
+          {"parameters_quantised", r.num_parameters_quantised},
+          {"bytes_before", r.bytes_before},
+          {"bytes_predicted", r.bytes_predicted},
+          {"bytes_after", r.bytes_after},
+          {"starved_experts", r.num_starved},
+          {"seconds", times_json(r.times)},
+          {"tensors", std::move(tensors)}};
+}
+
+std::string summary(const QuantizeReport& report) {
+  const QuantizeResult& r = report.result;
+  const QuantizeOptions& options = report.options;
+  std::string text =
+      fmt::format("# {} as {}\n\n", report.model.filename().string(), options.recipe.scheme);
+  text += "| | |\n|---|---|\n";
+  const auto row = [&](std::string_view name, const std::string& value) {
+    text += fmt::format("| {} | {} |\n", name, value);
+  };
+  row("method", options.method == QuantizeMethod::kGptq
+                    ? fmt::format("GPTQ, damping {}, columns {}, scales {}", options.gptq.damping,
+                                  kOrderNames[static_cast<int>(options.gptq.order)],
+                                  options.gptq.search_scales ? "searched" : "by range")
+                    : fmt::format("round to nearest, scales {}",
+                                  options.search_scales ? "searched" : "by range"));
+  row("calibration",
+      report.calibration.sequences.empty()
+          ? "none"
+          : fmt::format("{} sequences of {} tokens", report.calibration.sequences.size(),
+                        report.calibration.length));
+  row("tensors quantised", fmt::format("{} of {}", r.num_quantised, r.num_tensors));
+  row("parameters quantised",
+      fmt::format("{} of {} ({:.1f} %)", r.num_parameters_quantised, r.num_parameters,
+                  percent(r.num_parameters_quantised, r.num_parameters)));
+  row("bytes before", megabytes(r.bytes_before));
+  row("bytes predicted", megabytes(r.bytes_predicted));
+  row("bytes after", fmt::format("{} ({:.1f} %)", megabytes(r.bytes_after),
+                                 percent(r.bytes_after, r.bytes_before)));
+  row("starved experts", std::to_string(r.num_starved));
+  return text;
+}
+
+std::string kinds_table(const QuantizeReport& report) {
+  std::string text =
+      "\n## By kind\n\n| kind | tensors | quantised | parameters | quantised | bytes before |\n"
+      "|---|---|---|---|---|---|\n";
+  for (const auto& [kind, sum] : sum_kinds(report)) {
+    text += fmt::format("| {} | {} | {} | {} | {:.1f} % | {} |\n", module_kind_name(kind),
+                        sum.tensors, sum.quantised, sum.parameters,
+                        percent(sum.parameters_quantised, sum.parameters), sum.bytes);
+  }
+  return text;
+}
+
+std::string errors_table(const QuantizeReport& report) {
+  // Experts stored one by one would fill pages: a row for those of a layer.
+  std::string text =
+      "\n## Errors\n\nRelative error of outputs, ‖(W − Q)·X‖ / ‖W·X‖ over the calibration (rounded "
+      "to nearest, and as stored), and of weights, ‖W − Q‖ / ‖W‖.\n\n"
+      "| tensor | stored as | method | inputs | outputs, nearest | outputs, stored | weights |\n"
+      "|---|---|---|---|---|---|---|\n";
+  struct Row {
+    std::string name, format, method;
+    int64_t inputs = 0, count = 0, starved = 0;
+    double nearest = 0, stored = 0, output = 0, weight_error = 0, weight_square = 0;
+  };
+  std::vector<Row> rows;
+  for (const TensorPlan& plan : report.plans) {
+    const MatrixResult* result = result_of(report, plan);
+    if (result == nullptr) continue;
+    std::string name = plan.file_name;
+    if (const auto one = expert_name(plan.file_name)) {
+      name = std::string(one->stem) + "*" + std::string(one->rest);
+    }
+    auto at =
+        std::find_if(rows.begin(), rows.end(), [&](const Row& row) { return row.name == name; });
+    if (at == rows.end()) at = rows.insert(rows.end(), Row{name, result->format, result->method});
+    ++at->count;
+    at->starved += static_cast<int64_t>(result->starved.size());
+    if (at->method != result->method) at->method = "gptq and rtn";
+    at->inputs += result->num_inputs;
+    at->weight_error += result->weight_error;
+    at->weight_square += result->weight_square;
+    if (result->stored) {
+      at->nearest += result->nearest->error;
+      at->stored += result->stored->error;
+      at->output += result->stored->output;
+    }
+  }
+  for (const Row& row : rows) {
+    text += fmt::format("| {} | {} | {} | {} | ", row.name, row.format, row.method, row.inputs);
+    text += row.output > 0 ? fmt::format("{:.5f} | {:.5f} | ", relative(row.nearest, row.output),
+                                         relative(row.stored, row.output))
+                           : std::string("– | – | ");
+    text += fmt::format("{:.5f} |\n", relative(row.weight_error, row.weight_square));
+  }
+  return text;
+}
+
+std::string starved_list(const QuantizeReport& report) {
+  if (report.result.num_starved == 0) return {};
+  std::string text = fmt::format(
+      "\n## Starved experts\n\nCalibration showed these fewer inputs than {} of their width; they "
+      "are rounded to nearest.\n\n| tensor | experts (inputs) |\n|---|---|\n",
+      report.options.min_inputs_per_column);
+  for (const auto& [name, result] : report.results) {
+    if (result.starved.empty()) continue;
+    std::string experts;
+    for (const MatrixResult::Starved& one : result.starved) {
+      experts += fmt::format("{}{} ({})", experts.empty() ? "" : ", ", one.expert, one.num_inputs);
+    }
+    text += fmt::format("| {} | {} |\n", name, experts);
+  }
+  return text;
+}
+
+std::string notes(const QuantizeReport& report) {
+  std::string text;
+  for (const TensorPlan& plan : report.plans) {
+    if (!plan.note.empty()) text += fmt::format("- {}: {}\n", plan.file_name, plan.note);
+  }
+  return text.empty() ? text : "\n## Group sizes replaced\n\n" + text;
+}
+
+std::string times_table(const PhaseTimes& times) {
+  std::string text = "\n## Time\n\n| phase | seconds |\n|---|---|\n";
+  const std::pair<const char*, double> phases[] = {{"layers on the calibration", times.forward},
+                                                   {"Hessians", times.hessian},
+                                                   {"their factors", times.factor},
+                                                   {"rounding", times.round},
+                                                   {"errors", times.compare},
+                                                   {"writing", times.write},
+                                                   {"all", times.total}};
+  for (const auto& [name, seconds] : phases)
+    text += fmt::format("| {} | {:.2f} |\n", name, seconds);
+  if (times.hessian > 0) {
+    text += fmt::format("\nHessians: {:.1f} GFLOP/s.\n",
+                        times.hessian_operations / times.hessian / 1e9);
+  }
+  if (times.layers_resumed > 0) {
+    text += fmt::format("\n{} layers were done by an earlier run.\n", times.layers_resumed);
+  }
+  return text;
+}
+
+std::string tensors_table(const QuantizeReport& report) {
+  std::string text = "\n## All tensors\n\n| tensor | shape | from | to |\n|---|---|---|---|\n";
+  for (const TensorPlan& plan : report.plans) {
+    const MatrixResult* result = result_of(report, plan);
+    text += fmt::format("| {} | {} | {} | {} |\n", plan.file_name, to_string(plan.shape),
+                        plan.source_type, result != nullptr ? result->format : "as it was");
+  }
+  return text;
+}
+
+}  // namespace
+
+void write_reports(const std::filesystem::path& folder, const QuantizeReport& report) {
+  write_text_file(folder / kJsonName, to_json(report).dump(2) + "\n");
+  write_text_file(folder / kMarkdownName, summary(report) + kinds_table(report) +
+                                              errors_table(report) + starved_list(report) +
+                                              notes(report) + times_table(report.result.times) +
+                                              tensors_table(report));
+}
+
+}  // namespace braid

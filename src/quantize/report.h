@@ -1,0 +1,25 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "quantize/matrix_result.h"
+#include "quantize/quantizer.h"
+
+namespace braid {
+
+struct QuantizeReport {
+  const std::vector<TensorPlan>& plans;
+  const std::map<std::string, MatrixResult>& results;
+  const QuantizeResult& result;
+  const CalibrationTokens& calibration;
+  const QuantizeOptions& options;
+  const std::filesystem::path& model;
+};
+
+// report.json and report.md in `folder`: every tensor, errors, starved experts, sizes and times.
+void write_reports(const std::filesystem::path& folder, const QuantizeReport& report);
+
+}  // namespace braid

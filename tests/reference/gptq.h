@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "quantize/rounding.h"
+
+namespace braid::reference {
+
+// Xᵀ·X · 2 / n in double.  x: [n, cols].
+inline std::vector<double> hessian(const std::vector<float>& x, int64_t cols) {
+  const int64_t n = static_cast<int64_t>(x.size()) / cols;
+  std::vector<double> h(static_cast<size_t>(cols * cols));
+  for (int64_t t = 0; t < n; ++t) {
+    for (int64_t i = 0; i < cols; ++i) {
+      for (int64_t j = 0; j < cols; ++j)
+        h[i * cols + j] += double{x[t * cols + i]} * x[t * cols + j];
+    }
+  }
+  for (double& value : h) value *= 2.0 / static_cast<double>(n);
+  return h;
+}
+
+// The inverse of a positive definite matrix by elimination.
+inline std::vector<double> inverse(std::vector<double> a, int64_t n) {
+  std::vector<double> result(static_cast<size_t>(n * n));
+  for (int64_t i = 0; i < n; ++i) result[i * n + i] = 1;
+  for (int64_t p = 0; p < n; ++p) {
+    const double pivot = a[p * n + p];
+    for (int64_t j = 0; j < n; ++j) {
+      a[p * n + j] /= pivot;
+      result[p * n + j] /= pivot;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      if (i == p) continue;
+      const double factor = a[i * n + p];
+      for (int64_t j = 0; j < n; ++j) {
+        a[i * n + j] -= factor * a[p * n + j];
+        result[i * n + j] -= factor * result[p * n + j];
+      }
+    }
+  }
+  return result;
+}
+
+// One row rounded as GPTQ says, step by step in double: round the next column of `order`, move the
+// loss to the others by the inverse Hessian, and strike the column from that inverse. `scales`: of
+// the row's groups. doubt[i]: how close (in steps) the i-th column of `order` came to being rounded
+// otherwise.
+struct GptqRow {
+  std::vector<int> codes;  // by column
+  std::vector<double> doubt;
+};
+inline GptqRow gptq_row(const RoundingGrid& grid, std::vector<double> w,
+                        const std::vector<GroupScale>& scales, std::vector<double> inverse,
+                        const std::vector<int32_t>& order) {
+  const auto n = static_cast<int64_t>(w.size());
+  GptqRow result{std::vector<int>(w.size()), {}};
+  for (const int32_t c : order) {
+    const GroupScale& scale = scales[c / grid.group];
+    int code = grid.zero == RoundingGrid::Zero::kMin ? 0 : scale.zero;
+    double doubt = 1;
+    if (scale.scale != 0) {
+      const double steps = (w[c] - scale.min) / scale.scale + scale.zero;
+      code = static_cast<int>(
+          std::min<double>(grid.high, std::max<double>(grid.low, std::nearbyint(steps))));
+      if (steps > grid.low - 0.5 && steps < grid.high + 0.5) {
+        doubt = std::fabs(steps - std::floor(steps) - 0.5);
+      } else {
+        doubt = std::min(std::fabs(steps - (grid.low - 0.5)), std::fabs(steps - (grid.high + 0.5)));
+      }
+    }
+    result.codes[c] = code;
+    result.doubt.push_back(doubt);
+    const double value = double{scale.scale} * (code - scale.zero) + scale.min;
+    const double pivot = inverse[c * n + c];
+    const double loss = (w[c] - value) / pivot;
+    std::vector<double> row(inverse.begin() + c * n, inverse.begin() + (c + 1) * n);
+    for (int64_t j = 0; j < n; ++j) w[j] -= loss * row[j];
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) inverse[i * n + j] -= row[i] * row[j] / pivot;
+    }
+  }
+  return result;
+}
+
+}  // namespace braid::reference

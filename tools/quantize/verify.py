@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Compares a checkpoint that `braid quantize` wrote, as other programs read it, with how braid reads it.
+
+  verify.py FOLDER --dump build/release/tests/dump_weights
+
+Every quantised matrix is expanded by the compressed-tensors package (or, of GPTQ files, by the format's
+definition) and must equal braid's float32 values exactly. The scheme of each matrix is found as that package
+finds it: by the targets and the ignore list of quantization_config. Exit code 1 on any difference, on a matrix
+that the config gives no scheme, and on one that it wrongly gives one.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+
+def read_tensors(folder):
+    tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                tensors[name] = file.get_tensor(name)
+    return tensors
+
+
+def matches(name, target):
+    return bool(re.match(target[3:], name)) if target.startswith("re:") else target in ("Linear", name)
+
+
+class CompressedTensors:
+    def __init__(self, config):
+        from compressed_tensors.compressors.naive_quantized import IntQuantizationCompressor
+        from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
+        from compressed_tensors.quantization import QuantizationConfig
+
+        self.compressors = {"int-quantized": IntQuantizationCompressor, "pack-quantized": PackedQuantizationCompressor}
+        parsed = QuantizationConfig.model_validate(config)
+        self.schemes = list(parsed.config_groups.values())
+        self.ignore = parsed.ignore
+
+    def scheme_of(self, module):
+        if any(matches(module, target) for target in self.ignore):
+            return None
+        found = [s for s in self.schemes if any(matches(module, target) for target in s.targets)]
+        return found[0] if found else None
+
+    def matrices(self, tensors):
+        """(name, module, parts) of each quantised matrix."""
+        for key in tensors:
+            if key.endswith("_packed"):
+                stem = key.removesuffix("_packed")
+            elif tensors[key].dtype == torch.int8 and key + "_scale" in tensors:
+                stem = key
+            else:
+                continue
+            parts = {"weight" + k.removeprefix(stem): v for k, v in tensors.items()
+                     if k == stem or k.startswith(stem + "_")}
+            yield stem, stem.removesuffix(".weight"), parts
+
+    def expand(self, scheme, parts):
+        # Scales in float32, so that nothing is rounded again.
+        parts = parts | {"weight_scale": parts["weight_scale"].float()}
+        format_name = getattr(scheme, "format", None)
+        format_name = getattr(format_name, "value", format_name)
+        if format_name is None:
+            format_name = "int-quantized" if scheme.weights.num_bits == 8 else "pack-quantized"
+        compressor = self.compressors[format_name]
+        matrix = next(v for k, v in parts.items() if k in ("weight", "weight_packed"))
+        if matrix.dim() == 2:
+            return compressor.decompress(parts, scheme)["weight"].numpy()
+        rows = []
+        for i in range(matrix.shape[0]):
+            one = {k: v[1:] if k == "weight_shape" else v[i] for k, v in parts.items()}
+            rows.append(compressor.decompress(one, scheme)["weight"].numpy())
+        return np.stack(rows)
+
+
+class Gptq:
+    def __init__(self, config):
+        self.config = config
+
+    def scheme_of(self, module):
+        for rule in self.config.get("dynamic", {}):
+            if rule.startswith("-:") and re.match(rule[2:], module):
+                return None
+        return self.config
+
+    def matrices(self, tensors):
+        for key in tensors:
+            if key.endswith(".qweight"):
+                module = key.removesuffix(".qweight")
+                parts = {part: tensors[f"{module}.{part}"] for part in ("qweight", "qzeros", "scales", "g_idx")}
+                yield module + ".weight", module, parts
+
+    def expand(self, scheme, parts):
+        def unpack(words, axis):
+            words = words.numpy().view(np.uint32)
+            codes = np.stack([(words >> np.uint32(4 * k)) & 15 for k in range(8)], axis + 1)
+            shape = list(words.shape)
+            shape[axis] *= 8
+            return codes.reshape(shape).astype(np.float32)
+
+        codes, zeros = unpack(parts["qweight"], 0), unpack(parts["qzeros"], 1) + 1
+        groups = parts["g_idx"].numpy()
+        scales = parts["scales"].float().numpy()
+        return np.ascontiguousarray((scales[groups] * (codes - zeros[groups])).T)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--dump", type=pathlib.Path, required=True, help="the program dump_weights")
+    args = parser.parse_args()
+    config = json.loads((args.folder / "config.json").read_text())
+    config = (config.get("quantization_config") or config["text_config"]["quantization_config"])
+    reader = (Gptq if config["quant_method"] == "gptq" else CompressedTensors)(config)
+    tensors = read_tensors(args.folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        dumped = pathlib.Path(scratch) / "weights.safetensors"
+        subprocess.run([args.dump, args.folder, dumped], check=True)
+        with safe_open(dumped, "np") as file:
+            ours = {name: file.get_tensor(name) for name in file.keys()}
+    faults, count, values = [], 0, 0
+    quantised = set()
+    for name, module, parts in reader.matrices(tensors):
+        quantised.add(module)
+        scheme = reader.scheme_of(module)
+        if scheme is None:
+            faults.append(f"{name}: quantised, but the config has no scheme for it")
+            continue
+        theirs = reader.expand(scheme, parts)
+        if name not in ours:
+            faults.append(f"{name}: not among braid's")
+        elif theirs.shape != ours[name].shape or not np.array_equal(theirs, ours[name]):
+            faults.append(f"{name}: differs, by {np.abs(theirs - ours[name]).max():g}")
+        count += 1
+        values += theirs.size
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        is_linear = tensor.dim() == 2 and name.endswith(".weight") and "embed" not in name
+        if is_linear and module not in quantised and reader.scheme_of(module) is not None:
+            faults.append(f"{name}: not quantised, but the config says so")
+    for fault in faults:
+        print(fault)
+    print(f"{args.folder.name}: {count} matrices, {values} values, {len(faults)} faults")
+    return 1 if faults or count == 0 or count != len(ours) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
