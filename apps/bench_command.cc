@@ -115,6 +115,7 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
   rows.pin_threads = options.device.pin_threads;
   rows.device = loaded.device();
   rows.precision = options.device.precision();
+  rows.deterministic = options.device.deterministic;
   rows.kv_dtype = options.device.kv();
   rows.seed = options.device.dummy_seed;
   if (options.profile.wants_trace()) {

@@ -36,6 +36,9 @@ void DeviceOptions::add_to(CLI::App& command) {
           "auto (int8 for block-quantised weights, f32 for others)")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
+  command.add_flag("--deterministic", deterministic,
+                   "With --device cuda: the same bits whatever shares a step with a sequence, at "
+                   "some price (on the CPU it is always so)");
   command
       .add_option("--kv,--kv-dtype", kv_dtype,
                   "Storage of keys and values: f32, bf16, int8 (a scale per token and head), auto "

@@ -20,6 +20,7 @@ struct DeviceOptions {
   std::string isa;
   std::string compute = "auto";
   std::string kv_dtype = "auto";
+  bool deterministic = false;
   std::string load_format = "auto";
   std::string dummy_format = "bf16";
   std::string dummy_layout = "panels";

@@ -141,7 +141,10 @@ class Evaluation {
   }
 
   static ScorerModel scorer_model(const LoadedModel& loaded, const DeviceOptions& device) {
-    return {.loaded = &loaded, .precision = device.precision(), .kv_dtype = device.kv()};
+    return {.loaded = &loaded,
+            .precision = device.precision(),
+            .deterministic = device.deterministic,
+            .kv_dtype = device.kv()};
   }
 
   // Of the models that are given.
@@ -315,6 +318,7 @@ class Evaluation {
     EngineOptions engine_options{
         .threads = options_.device.thread_pool(),
         .precision = device.precision(),
+        .deterministic = device.deterministic,
         .kv_dtype = device.kv(),
         .max_context = std::min(longest, loaded.model().max_positions()),
         .max_sequences = options_.max_sequences > 0 ? options_.max_sequences : 8};

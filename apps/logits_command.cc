@@ -83,7 +83,9 @@ void run_logits(const LogitsOptions& options) {
                   .max_tokens = longest,
                   .max_step_tokens = std::min(step_tokens, longest)},
                  loaded.device());
-  Runner runner(model, pool, stream, {.precision = options.device.precision()});
+  Runner runner(
+      model, pool, stream,
+      {.precision = options.device.precision(), .deterministic = options.device.deterministic});
   SafetensorsWriter writer(options.output, tensors);
   for (size_t i = 0; i < lines.size(); ++i) {
     SequenceState sequence(pool);

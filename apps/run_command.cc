@@ -188,6 +188,7 @@ void run(const RunOptionsCli& options) {
 
   Engine engine(loaded, {.threads = options.device.thread_pool(),
                          .precision = options.device.precision(),
+                         .deterministic = options.device.deterministic,
                          .kv_dtype = options.device.kv(),
                          .max_context = options.context,
                          .max_sequences = batch ? options.max_sequences : 1,

@@ -25,7 +25,8 @@ struct Lane {
       : threads({.num_threads = num_threads, .pin = options.pin_threads}),
         stream(threads, options.device),
         pool(model.cache_layout(), cache, options.device),
-        runner(model, pool, stream, {.precision = options.precision}) {}
+        runner(model, pool, stream,
+               {.precision = options.precision, .deterministic = options.deterministic}) {}
 
   ThreadPool threads;
   Stream stream;

@@ -23,6 +23,7 @@ struct ModelBenchmarkOptions {
   int repetitions = 5;
   int64_t batch_tokens = 512;  // most tokens in one forward pass
   ActivationPrecision precision = ActivationPrecision::kInt8;
+  bool deterministic = false;  // RunnerOptions
   DType kv_dtype = DType::kBF16;
   uint64_t seed = 0;  // of the token ids
   // If set, profilers keep their events, and this sees each row's after its profiled run.

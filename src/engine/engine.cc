@@ -101,7 +101,8 @@ Engine::Engine(const LoadedModel& loaded, const EngineOptions& options)
       stream_(threads_, loaded.device()),
       pool_(loaded.model().cache_layout(), cache_options(loaded.model(), options, max_context_),
             loaded.device()),
-      runner_(loaded.model(), pool_, stream_, {.precision = options.precision}) {
+      runner_(loaded.model(), pool_, stream_,
+              {.precision = options.precision, .deterministic = options.deterministic}) {
   stream_.set_profiler(options.profiler);
   if (!options.speculation.drafter) return;
   speculation_.emplace(options.speculation,

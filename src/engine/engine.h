@@ -20,6 +20,7 @@ namespace braid {
 struct EngineOptions {
   ThreadPoolOptions threads;
   ActivationPrecision precision = ActivationPrecision::kInt8;
+  bool deterministic = false;  // RunnerOptions
   DType kv_dtype = DType::kBF16;
   int64_t max_context = 0;    // tokens of one sequence; 0: the model's, at most kDefaultContext
   int64_t max_sequences = 1;  // computed at a time; more wait

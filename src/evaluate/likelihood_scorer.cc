@@ -52,7 +52,8 @@ struct LikelihoodScorer::Lane {
               .max_sequence_tokens = options.max_sequence_tokens,
               .max_step_tokens = max_step_tokens},
              scored.loaded->device()),
-        runner(scored.loaded->model(), pool, stream, {.precision = scored.precision}) {}
+        runner(scored.loaded->model(), pool, stream,
+               {.precision = scored.precision, .deterministic = scored.deterministic}) {}
 
   Stream stream;
   CachePool pool;

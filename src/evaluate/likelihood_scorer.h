@@ -18,6 +18,7 @@ namespace braid {
 struct ScorerModel {
   const LoadedModel* loaded = nullptr;
   ActivationPrecision precision = ActivationPrecision::kF32;
+  bool deterministic = false;  // RunnerOptions
   DType kv_dtype = DType::kBF16;
 };
 

@@ -87,6 +87,7 @@ Runner::Runner(const Model& model, CachePool& pool, Stream& stream, const Runner
       stream_(stream),
       precision_(options.precision),
       use_graphs_(options.use_graphs),
+      deterministic_(options.deterministic),
       workspace_(options.workspace_bytes, stream.device()),
       group_rows_(pool.num_groups()),
       recurrent_rows_(pool.num_recurrent_groups()) {
@@ -125,6 +126,7 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
   guard.begin();
   const StepScope step_profile(stream_);
   const StepTables tables(stream_);
+  if (!stream_.is_cpu()) stream_.cuda().set_deterministic(deterministic_);
   const Outputs outputs = forward(plan, step);
   if (!rows_.empty()) {
     step_logits_ = outputs.logits;

@@ -26,6 +26,9 @@ struct RunnerOptions {
   // On a CUDA device: decode steps are queued as graphs, one for each number of sequences, recorded
   // when it comes up for the second time.
   bool use_graphs = true;
+  // On a CUDA device: a token's results do not depend on its batch mates nor on how prompts are
+  // split, to the bit, at some price. (On the CPU that is always so.)
+  bool deterministic = false;
 };
 
 struct RunOptions {
@@ -102,7 +105,7 @@ class Runner {
   CachePool& pool_;
   Stream& stream_;
   ActivationPrecision precision_;
-  bool use_graphs_;
+  bool use_graphs_, deterministic_;
   Workspace workspace_;
   std::optional<Workspace::Scope> step_scope_;  // holds the last step's logits
   TensorView step_logits_;                      // [rows, vocab], on the stream's device

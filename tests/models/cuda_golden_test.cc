@@ -59,6 +59,15 @@ TEST_P(CudaGoldenTest, SingleTokensGiveTheReferencesLogits) {
   }
 }
 
+TEST_P(CudaGoldenTest, BatchMatesChangeNothingInDeterministicMode) {
+  deterministic_ = true;
+  for (const ActivationPrecision precision :
+       {ActivationPrecision::kF32, ActivationPrecision::kBF16}) {
+    precision_ = precision;
+    expect_batch_mates_change_nothing();
+  }
+}
+
 TEST_P(CudaGoldenTest, Bf16ModeStaysWithinItsBound) {
   constexpr double kRoundedInputs = 6;
   expect_median_row_bf16_within(bf16_tolerance(*model_, kRoundedInputs));

@@ -83,7 +83,10 @@ class GoldenModelTest : public testing::TestWithParam<GoldenCase> {
     return {.page_tokens = 8, .max_tokens = tokens, .max_step_tokens = tokens};
   }
   RunnerOptions runner_options() const {
-    return {.precision = precision_, .workspace_bytes = 1 << 28, .use_graphs = use_graphs_};
+    return {.precision = precision_,
+            .workspace_bytes = 1 << 28,
+            .use_graphs = use_graphs_,
+            .deterministic = deterministic_};
   }
 
   // Runs `ids` on `sequence` in pieces of `chunk` and returns the logits of every token.
@@ -234,6 +237,7 @@ class GoldenModelTest : public testing::TestWithParam<GoldenCase> {
   Stream stream_;
   ActivationPrecision precision_ = ActivationPrecision::kF32;
   bool use_graphs_ = true;
+  bool deterministic_ = false;
   std::unique_ptr<ModelFiles> files_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<GoldenFile> golden_;

@@ -89,6 +89,9 @@ class DeviceStream : public StreamState {
 
   bool overlaps_kernels() const override { return overlaps_; }
 
+  void set_deterministic(bool deterministic) override { deterministic_ = deterministic; }
+  bool deterministic() const override { return deterministic_; }
+
   void set_synchronous(bool synchronous) override { synchronous_ = synchronous; }
   void finish_op(const char* op) override {
     cudaError_t status = cudaGetLastError();
@@ -192,6 +195,7 @@ class DeviceStream : public StreamState {
   cudaStream_t stream_ = nullptr;
   cudaStream_t beside_ = nullptr;  // for copies while the stream records
   bool overlaps_ = false;
+  bool deterministic_ = false;
   bool synchronous_ = false;
   bool in_step_ = false;
   bool recording_ = false;

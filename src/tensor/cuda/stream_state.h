@@ -35,6 +35,11 @@ class StreamState {
   // from Hopper on); each waits by itself for what it reads.
   virtual bool overlaps_kernels() const = 0;
 
+  // Ops compute each token as they would alone: with the same order of every sum, whatever the
+  // number of its mates, at some price.
+  virtual void set_deterministic(bool deterministic) = 0;
+  virtual bool deterministic() const = 0;
+
   // Wait for every op, so that an error is reported by the one that failed; for tests.
   virtual void set_synchronous(bool synchronous) = 0;
   // Every op calls it when its kernels are queued: checks the launches (and, if synchronous, the

@@ -15,7 +15,7 @@ void attention(Stream& stream, Workspace& workspace, const TensorView& q, const 
                              .options = options,
                              .out = out,
                              .table = KvTable::upload(stream.cuda(), sequences)};
-    if (tiles_fit(cache)) {
+    if (tiles_fit(cache) && !stream.cuda().deterministic()) {
       tile_attention(call);
     } else {
       exact_attention(call);

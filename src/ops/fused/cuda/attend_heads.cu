@@ -369,8 +369,9 @@ std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
                                         const AttendHeadsCall& call, bool rounded) {
   const int group = static_cast<int>(call.q.dim(1) / call.cache.num_kv_heads());
   const bool stores = !call.k.empty();
-  if (!stream.cuda().overlaps_kernels() || !tiles_fit(call.cache) || group > kQueries ||
-      !rows_are_aligned(call.q) || (stores && !rows_are_aligned(call.k, call.v))) {
+  if (stream.cuda().deterministic() || !stream.cuda().overlaps_kernels() ||
+      !tiles_fit(call.cache) || group > kQueries || !rows_are_aligned(call.q) ||
+      (stores && !rows_are_aligned(call.k, call.v))) {
     return std::nullopt;
   }
   const HeadOptions& heads = call.heads;

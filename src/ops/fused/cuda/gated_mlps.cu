@@ -31,6 +31,7 @@ bool fits(Stream& stream, const GatedMlpCall& call) {
 }  // namespace
 
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls) {
+  if (stream.cuda().deterministic()) return false;
   StreamPlan plan{};
   for (const GatedMlpCall& call : calls) {
     if (!fits(stream, call)) return false;

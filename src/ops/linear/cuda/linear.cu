@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/linear/cuda/products.h"
@@ -82,9 +84,32 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
   return input;
 }
 
+namespace {
+
+// Each token's sums in the order they would have alone.
+void alike_products(Stream& stream, const Products& products) {
+  if (products.packed == nullptr || !can_stream(stream, products)) {
+    return exact_products(stream, products);
+  }
+  if (products.experts > 0) return stream_products(stream, products);
+  for (int first = 0; first < products.tokens; first += kMostStreamTokens) {
+    Products part = products;
+    part.tokens = std::min(products.tokens - first, kMostStreamTokens);
+    part.packed += first * products.packed_stride;
+    part.y += first * products.y_stride;
+    stream_products(stream, part);
+  }
+}
+
+}  // namespace
+
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
   const Products products = make_products(w, x, y);
   const bool exact = products.packed == nullptr || products.format == FormatId::kF32;
+  if (stream.cuda().deterministic()) {
+    alike_products(stream, products);
+    return stream.cuda().finish_op("linear");
+  }
   const bool streams = !exact && few_tokens_can(products);
   if (!exact && products.tokens <= kMostStreamTokens && can_stream(stream, products)) {
     stream_products(stream, products);
@@ -102,7 +127,9 @@ void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const
   Products products = make_products(w, x, y);
   products.experts = static_cast<int>(w.shape.dim(0));
   products.offsets = on_device(stream.cuda(), offsets);
-  if (products.packed == nullptr || !few_tokens_can(products)) {
+  if (stream.cuda().deterministic()) {
+    alike_products(stream, products);
+  } else if (products.packed == nullptr || !few_tokens_can(products)) {
     exact_products(stream, products);
   } else if (products.tokens <= kFewTokensPerExpert * products.experts &&
              can_stream(stream, products)) {
