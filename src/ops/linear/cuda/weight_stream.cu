@@ -360,6 +360,13 @@ size_t block_bytes(const StreamPlan& plan, int slots) {
          2 * partial * sizeof(float) + plan.most_entries * sizeof(TokenTile);
 }
 
+int most_block_bytes(Stream& stream) {
+  int available = 0;
+  BRAID_CUDA_CHECK(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                          stream.cuda().device()));
+  return std::min(kBlockBytes, available - 1024);  // of which the barriers take some
+}
+
 template <int kTokenTiles>
 void launch_stream(Stream& stream, const StreamPlan& plan, int blocks) {
   auto* kernel = stream_kernel<kTokenTiles>;
@@ -438,7 +445,8 @@ void stream_weights(Stream& stream, StreamPlan& plan) {
     units = std::max(units, plan.most_tiles(phase.routed) * phase.units());
   }
   plan.slots = kMostSlots;
-  while (plan.slots > 2 && block_bytes(plan, plan.slots) > kBlockBytes) --plan.slots;
+  const size_t most_bytes = static_cast<size_t>(most_block_bytes(stream));
+  while (plan.slots > 2 && block_bytes(plan, plan.slots) > most_bytes) --plan.slots;
   const int blocks = std::min(units, stream.cuda().num_multiprocessors());
   if (plan.token_tiles == 1) {
     launch_stream<1>(stream, plan, blocks);
