@@ -146,9 +146,12 @@ class Refinement {
   // changes by −2 d (S·c) + d² (c·H'·c).
   void fit_scales() {
     const int64_t cols = rounded_.cols;
+    std::vector<std::vector<float>> products(
+        static_cast<size_t>(pool_.num_threads()),
+        std::vector<float>(static_cast<size_t>(std::min(grid_.group, cols))));
     for (int64_t g = 0; g < rounded_.groups; ++g) {
       const int64_t first = g * grid_.group, count = std::min(grid_.group, cols - first);
-      pool_.parallel_for(rounded_.rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+      pool_.parallel_for(rounded_.rows, kRowGrain, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t r = begin; r < end; ++r) {
           GroupScale& old = rounded_.scales[r * rounded_.groups + g];
           float* const c = values_.data() + r * count;
@@ -157,12 +160,13 @@ class Refinement {
             c[i] = static_cast<float>(code(r, first + i) - old.zero);
             slope += double{c[i]} * slopes_[r * cols + first + i];
           }
+          // c·H', of the group's columns.
+          std::vector<float>& product = products[thread];
+          for (int64_t i = 0; i < count; ++i) product[i] = added_ * c[i];
           for (int64_t i = 0; i < count; ++i) {
-            const float* const row = h_ + (first + i) * cols + first;
-            float sum = added_ * c[i];
-            for (int64_t j = 0; j < count; ++j) sum += row[j] * c[j];
-            curve += double{c[i]} * sum;
+            add_scaled(count, c[i], h_ + (first + i) * cols + first, product.data());
           }
+          for (int64_t i = 0; i < count; ++i) curve += double{c[i]} * product[i];
           float change = 0;
           if (curve > 0 && old.scale != 0) {
             const float wanted = old.scale + static_cast<float>(slope / curve);

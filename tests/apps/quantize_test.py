@@ -45,7 +45,7 @@ class QuantizeTest(CliCase):
         self.refuse("the calibration text is empty", "demo:gemma4", "-o", self.out, "--calibration", empty)
         empty.write_text("a few words\n")
         self.refuse("too few for one sequence", "demo:gemma4", "-o", self.out, "--calibration", empty)
-        self.refuse("no such file", "demo:gemma4", "-o", self.out, "--calibration", self.root / "none.txt")
+        self.refuse("No such file", "demo:gemma4", "-o", self.out, "--calibration", self.root / "none.txt")
         self.assertFalse(self.out.exists())
 
     def test_few_lines_starve_experts(self):

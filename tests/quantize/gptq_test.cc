@@ -277,7 +277,9 @@ TEST(Gptq, RefinementLowersTheErrorUntilNoCodeIsBetter) {
       const double next = damped_error(grid, w, hessian, damping, rounded);
       // Slopes are float32.
       EXPECT_LE(next, error * (1 + 1e-4)) << quant_format(id).name;
-      if (round == 0) EXPECT_LT(next, 0.9 * error) << quant_format(id).name;
+      if (round == 0) {
+        EXPECT_LT(next, 0.9 * error) << quant_format(id).name;
+      }
       error = next;
     }
     refine(pool, grid, w.data(), hessian, damping, 100, rounded);
