@@ -29,12 +29,12 @@ struct QuantizeCommandOptions {
   std::string calibration, isa;
   std::vector<std::string> recipe, keep;
   bool asymmetric = false, strict = false, head = false, split_experts = false;
-  bool json = false;
-  std::string scale_search = "auto", order = "group";
+  bool json = false, one_pass = false;
+  std::string scale_search = "auto", order = "size";
   double damping = 0.01, min_inputs = 0.25, shard_gigabytes = 5;
   int64_t sequences = 128, length = 512;
   uint64_t seed = 0;
-  int num_threads = 0;
+  int num_threads = 0, refinements = 3;
 };
 
 constexpr std::string_view kDefaultText = "calibration/calibration.txt";
@@ -78,9 +78,11 @@ QuantizeOptions make_options(const QuantizeCommandOptions& o) {
   options.gptq.order = o.order == "group"  ? ColumnOrder::kByGroup
                        : o.order == "size" ? ColumnOrder::kBySize
                                            : ColumnOrder::kInPlace;
+  options.gptq.refinements = o.refinements;
   options.gptq.search_scales = o.scale_search != "off";
   options.search_scales = o.scale_search == "on";
   options.split_experts = o.split_experts;
+  options.one_pass = o.one_pass;
   options.min_inputs_per_column = o.min_inputs;
   options.max_shard_bytes = static_cast<int64_t>(o.shard_gigabytes * 1e9);
   return options;
@@ -215,11 +217,20 @@ void add_quantize_command(CLI::App& app) {
       ->capture_default_str();
   command
       ->add_option("--act-order", o->order,
-                   "GPTQ: round those columns first whose inputs are largest: group (the groups "
-                   "with the largest, and so within each), size (over all groups, with scales set "
-                   "before), off (from left to right)")
-      ->check(CLI::IsMember({"group", "size", "off"}))
+                   "GPTQ: round those columns first whose inputs are largest: size (over all "
+                   "groups, with scales set before), group (the groups with the largest, and so "
+                   "within each), off (from left to right)")
+      ->check(CLI::IsMember({"size", "group", "off"}))
       ->capture_default_str();
+  command
+      ->add_option(
+          "--refinements", o->refinements,
+          "GPTQ: rounds in which scales and codes are fitted once more, each to the others")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  command->add_flag("--one-pass", o->one_pass,
+                    "Calibrate all matrices of a layer at once, rather than each with those before "
+                    "it quantised: faster, and a little worse");
   command
       ->add_option("--scale-search", o->scale_search,
                    "Try smaller scales than the range needs: on, off, auto (with gptq)")

@@ -130,7 +130,12 @@ void CalibrationPass::run_batch(const Batch& batch, int64_t layer, const TensorV
 }
 
 void CalibrationPass::observe_layer(int64_t layer, StepContext::ProductObserver& observer) {
-  for (const Batch& batch : batches_) {
+  observe_layer(layer, observer, batches_.size());
+}
+
+void CalibrationPass::observe_layer(int64_t layer, StepContext::ProductObserver& observer,
+                                    size_t num_batches) {
+  for (const Batch& batch : std::span(batches_).first(std::min(num_batches, batches_.size()))) {
     const Workspace::Scope scope(workspace_);
     const TensorView hidden = hidden_of(batch);
     const TensorView x = workspace_.take(DType::kF32, hidden.shape());

@@ -34,6 +34,8 @@ class CalibrationPass {
   void embed();
   // The layer's inputs stay as they are.
   void observe_layer(int64_t layer, StepContext::ProductObserver& observer);
+  // The same of the first `num_batches` of the batches it works in.
+  void observe_layer(int64_t layer, StepContext::ProductObserver& observer, size_t num_batches);
   // Replaces the layer's inputs by its outputs.
   void run_layer(int64_t layer);
 

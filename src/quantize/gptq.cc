@@ -101,6 +101,160 @@ RoundedRows round_gptq(ThreadPool& pool, const RoundingGrid& grid, const float* 
   return rounded;
 }
 
+namespace {
+
+// State of refine(): what rounding loses of the outputs, against the inputs.
+class Refinement {
+ public:
+  Refinement(ThreadPool& pool, const RoundingGrid& grid, const float* w, const Hessian& hessian,
+             double damping, RoundedRows& rounded)
+      : pool_(pool), grid_(grid), w_(w), h_(hessian.data()), rounded_(rounded) {
+    const int64_t cols = rounded.cols;
+    double mean = 0;
+    for (int64_t i = 0; i < cols; ++i) mean += hessian.diagonal(i) / static_cast<double>(cols);
+    added_ = static_cast<float>(damping * mean);
+    slopes_.resize(static_cast<size_t>(rounded.rows * cols));
+    values_.resize(static_cast<size_t>(rounded.rows * std::min(grid.group, cols)));
+    changes_.resize(static_cast<size_t>(rounded.rows));
+  }
+
+  // Slopes S = (W − Q)·H', afresh, as updates add up roundings.
+  void find_slopes() {
+    const int64_t cols = rounded_.cols;
+    std::vector<float> losses(slopes_.size());
+    pool_.parallel_for(rounded_.rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t r = begin; r < end; ++r) {
+        for (int64_t c = 0; c < cols; ++c) {
+          const float loss = w_[r * cols + c] - value_of(scale(r, c / grid_.group), code(r, c));
+          losses[r * cols + c] = loss;
+          slopes_[r * cols + c] = added_ * loss;
+        }
+      }
+    });
+    add_product(pool_, MatrixProduct<float>{.rows = rounded_.rows,
+                                            .cols = cols,
+                                            .depth = cols,
+                                            .a = losses.data(),
+                                            .a_row_stride = cols,
+                                            .b = h_,
+                                            .b_depth_stride = cols,
+                                            .c = slopes_.data(),
+                                            .c_stride = cols});
+  }
+
+  // Of each group in turn: with codes c (less the zero) of its columns and scale s + d, the error
+  // changes by −2 d (S·c) + d² (c·H'·c).
+  void fit_scales() {
+    const int64_t cols = rounded_.cols;
+    std::vector<std::vector<float>> products(
+        static_cast<size_t>(pool_.num_threads()),
+        std::vector<float>(static_cast<size_t>(std::min(grid_.group, cols))));
+    for (int64_t g = 0; g < rounded_.groups; ++g) {
+      const int64_t first = g * grid_.group, count = std::min(grid_.group, cols - first);
+      pool_.parallel_for(rounded_.rows, kRowGrain, [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t r = begin; r < end; ++r) {
+          GroupScale& old = rounded_.scales[r * rounded_.groups + g];
+          float* const c = values_.data() + r * count;
+          double slope = 0, curve = 0;
+          for (int64_t i = 0; i < count; ++i) {
+            c[i] = static_cast<float>(code(r, first + i) - old.zero);
+            slope += double{c[i]} * slopes_[r * cols + first + i];
+          }
+          // c·H', of the group's columns.
+          std::vector<float>& product = products[thread];
+          for (int64_t i = 0; i < count; ++i) product[i] = added_ * c[i];
+          for (int64_t i = 0; i < count; ++i) {
+            add_scaled(count, c[i], h_ + (first + i) * cols + first, product.data());
+          }
+          for (int64_t i = 0; i < count; ++i) curve += double{c[i]} * product[i];
+          float change = 0;
+          if (curve > 0 && old.scale != 0) {
+            const float wanted = old.scale + static_cast<float>(slope / curve);
+            const float stored = stored_scale(grid_, wanted);
+            const double d = double{stored} - old.scale;
+            // Scales keep their sign; a rounded one may be worse than what was.
+            if (stored * old.scale > 0 && d * curve * d < 2 * d * slope) {
+              change = static_cast<float>(d);
+              old.scale = stored;
+            }
+          }
+          for (int64_t i = 0; i < count; ++i) {
+            slopes_[r * cols + first + i] -= change * added_ * c[i];
+            c[i] *= change;
+          }
+        }
+      });
+      add_product(pool_, MatrixProduct<float>{.rows = rounded_.rows,
+                                              .cols = cols,
+                                              .depth = count,
+                                              .a = values_.data(),
+                                              .a_row_stride = count,
+                                              .b = h_ + first * cols,
+                                              .b_depth_stride = cols,
+                                              .c = slopes_.data(),
+                                              .c_stride = cols,
+                                              .alpha = -1});
+    }
+  }
+
+  // Column by column; how many codes changed.
+  int64_t fit_codes() {
+    const int64_t cols = rounded_.cols;
+    pool_.parallel_for(rounded_.rows, 1, [&](int64_t begin, int64_t end, int) {
+      for (int64_t r = begin; r < end; ++r) {
+        float* const slopes = slopes_.data() + r * cols;
+        changes_[r] = 0;
+        for (int64_t c = 0; c < cols; ++c) {
+          const float curve = h_[c * cols + c] + added_;
+          const GroupScale& group = scale(r, c / grid_.group);
+          if (h_[c * cols + c] == 0 || group.scale == 0) continue;
+          const int old = code(r, c);
+          const float best = value_of(group, old) + slopes[c] / curve;
+          const int found = code_of(grid_, group, best);
+          if (found == old) continue;
+          const float change = value_of(group, found) - value_of(group, old);
+          rounded_.codes[r * cols + c] = static_cast<uint8_t>(found);
+          ++changes_[r];
+          add_scaled(cols, -change, h_ + c * cols, slopes);
+          slopes[c] -= change * added_;
+        }
+      }
+    });
+    int64_t sum = 0;
+    for (const int64_t count : changes_) sum += count;
+    return sum;
+  }
+
+ private:
+  int code(int64_t row, int64_t col) const { return rounded_.codes[row * rounded_.cols + col]; }
+  const GroupScale& scale(int64_t row, int64_t group) const {
+    return rounded_.scales[row * rounded_.groups + group];
+  }
+
+  ThreadPool& pool_;
+  const RoundingGrid& grid_;
+  const float* w_;
+  const float* h_;
+  RoundedRows& rounded_;
+  float added_ = 0;               // by damping, on the diagonal
+  std::vector<float> slopes_;     // [rows, cols]
+  std::vector<float> values_;     // [rows, columns of a group]
+  std::vector<int64_t> changes_;  // of codes, by row
+};
+
+}  // namespace
+
+void refine(ThreadPool& pool, const RoundingGrid& grid, const float* w, const Hessian& hessian,
+            double damping, int rounds, RoundedRows& rounded) {
+  if (rounds <= 0) return;
+  Refinement refinement(pool, grid, w, hessian, damping, rounded);
+  for (int i = 0; i < rounds; ++i) {
+    refinement.find_slopes();
+    refinement.fit_scales();
+    if (refinement.fit_codes() == 0) break;
+  }
+}
+
 RoundingError rounding_error(ThreadPool& pool, const RoundingGrid& grid, const float* w,
                              const RoundedRows& rounded, const Hessian& hessian) {
   const int64_t cols = rounded.cols;

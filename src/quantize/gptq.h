@@ -10,8 +10,9 @@ namespace braid {
 
 struct GptqOptions {
   double damping = 0.01;  // of the Hessian's mean diagonal
-  ColumnOrder order = ColumnOrder::kByGroup;
+  ColumnOrder order = ColumnOrder::kBySize;
   bool search_scales = true;  // rather than those that let a group's range fit
+  int refinements = 3;        // rounds of refine() after it
 };
 
 // What rounding does to a matrix's outputs on the inputs that its Hessian has seen.
@@ -30,6 +31,12 @@ struct RoundingError {
 RoundedRows round_gptq(ThreadPool& pool, const RoundingGrid& grid, const float* w, int64_t rows,
                        const Hessian& hessian, const InverseFactor& inverse,
                        const GptqOptions& options);
+
+// Makes the error of outputs less, as the Hessian (with `damping` of its mean diagonal) tells it:
+// in each round every group's scale becomes the best for its codes, then every code the best for
+// all others, in turn. Each row has the same bits whatever the threads.
+void refine(ThreadPool& pool, const RoundingGrid& grid, const float* w, const Hessian& hessian,
+            double damping, int rounds, RoundedRows& rounded);
 
 // To nearest; importance: null or one a column.
 RoundedRows round_to_nearest(ThreadPool& pool, const RoundingGrid& grid, const float* w,

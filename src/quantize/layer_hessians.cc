@@ -18,6 +18,22 @@ std::string reader_name(const std::string& tensor) {
 
 }  // namespace
 
+void ReaderOrder::note(std::span<const std::string_view> readers) {
+  for (const std::string_view reader : readers) stages_.try_emplace(std::string(reader), next_);
+  ++next_;
+}
+void ReaderOrder::input(std::span<const std::string_view> readers, const TensorView&) {
+  note(readers);
+}
+void ReaderOrder::expert_input(std::span<const std::string_view> readers, const TensorView&,
+                               const TensorView&) {
+  note(readers);
+}
+size_t ReaderOrder::stage_of(const std::string& tensor) const {
+  const auto found = stages_.find(reader_name(tensor));
+  return found == stages_.end() ? next_ : found->second;
+}
+
 LayerHessians::LayerHessians(ThreadPool& pool, const std::vector<std::string>& wanted)
     : pool_(pool) {
   for (const std::string& tensor : wanted) wanted_.insert(reader_name(tensor));

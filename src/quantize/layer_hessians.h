@@ -11,6 +11,24 @@
 
 namespace braid {
 
+// Notes in which order a layer's products come.
+class ReaderOrder : public StepContext::ProductObserver {
+ public:
+  void input(std::span<const std::string_view> readers, const TensorView& x) override;
+  void expert_input(std::span<const std::string_view> readers, const TensorView& x,
+                    const TensorView& offsets) override;
+
+  // Tensors that read the same input have the same number, later ones a greater one; those that
+  // were not seen the greatest.
+  size_t stage_of(const std::string& tensor) const;
+
+ private:
+  void note(std::span<const std::string_view> readers);
+
+  std::map<std::string, size_t, std::less<>> stages_;
+  size_t next_ = 0;
+};
+
 // Watches a layer's products and keeps the Hessians of the matrices asked for: one for all matrices
 // that read the same input, and one an expert.
 class LayerHessians : public StepContext::ProductObserver {

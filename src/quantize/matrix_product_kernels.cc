@@ -24,6 +24,22 @@ struct Vector<double> {
   typedef double Type __attribute__((vector_size(kVectorBytes)));
 };
 
+// a · b + c, rounded once where the processor can.
+BRAID_INLINE Vector<float>::Type multiply_add(Vector<float>::Type a, Vector<float>::Type b,
+                                              Vector<float>::Type c) {
+  return fma(a, b, c);
+}
+BRAID_INLINE Vector<double>::Type multiply_add(Vector<double>::Type a, Vector<double>::Type b,
+                                               Vector<double>::Type c) {
+#if defined(BRAID_ISA_avx512)
+  return _mm512_fmadd_pd(a, b, c);
+#elif defined(BRAID_ISA_avx2)
+  return _mm256_fmadd_pd(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 template <typename T>
 void tile(int64_t depth, const T* a, const T* b, T alpha, T* c, int64_t c_stride) {
   using V = typename Vector<T>::Type;
@@ -36,8 +52,8 @@ void tile(int64_t depth, const T* a, const T* b, T alpha, T* c, int64_t c_stride
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
       const V x = a[i] - V{};
-      sums[i][0] += x * b0;
-      sums[i][1] += x * b1;
+      sums[i][0] = multiply_add(x, b0, sums[i][0]);
+      sums[i][1] = multiply_add(x, b1, sums[i][1]);
     }
     a += kRows;
     b += 2 * kWidth;
@@ -57,7 +73,8 @@ void tile(int64_t depth, const T* a, const T* b, T alpha, T* c, int64_t c_stride
 
 void add_scaled(int64_t count, float alpha, const float* x, float* y) {
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(y + i, load(y + i) + alpha * load(x + i));
+  for (; i + kLanes <= count; i += kLanes)
+    store(y + i, fma(splat(alpha), load(x + i), load(y + i)));
   for (; i < count; ++i) y[i] += alpha * x[i];
 }
 

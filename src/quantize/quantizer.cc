@@ -79,7 +79,9 @@ uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
   key.add(static_cast<int>(options.method));
   key.add(options.gptq.damping);
   key.add(static_cast<int>(options.gptq.order));
+  key.add(options.gptq.refinements);
   key.add(options.min_inputs_per_column);
+  key.add(static_cast<int>(options.one_pass));
   key.add(calibration.length);
   for (const auto& sequence : calibration.sequences) key.add(std::span(sequence));
   return key.value();
@@ -291,6 +293,8 @@ class PartQuantizer {
           const Timer timer(times_.round);
           rounded =
               round_gptq(pool_, grid, w.data(), matrix.rows(), hessian, *inverse, options_.gptq);
+          refine(pool_, grid, w.data(), hessian, inverse->damping, options_.gptq.refinements,
+                 rounded);
         }
         const Timer timer(times_.compare);
         error = rounding_error(pool_, grid, w.data(), rounded, hessian);
@@ -404,22 +408,54 @@ class Quantizer {
       progress_.resumed += elements;
       if (is_layer) ++times_.layers_resumed;
     } else {
-      std::unique_ptr<LayerHessians> hessians;
-      if (calibrated() && is_layer && !plans.empty()) hessians = observe(index, plans);
-      PartQuantizer quantizer(pool_, files_.weights(), options_, hessians.get(), times_);
-      part = quantizer.run(plans);
+      part = calibrated() && is_layer && !plans.empty()
+                 ? quantise_layer(index, plans)
+                 : PartQuantizer(pool_, files_.weights(), options_, nullptr, times_).run(plans);
       const Timer timer(times_.write);
       work_.save_part(index, part);
     }
     part = work_.load_part(index);
     check_part(index, plans, part);
     for (MatrixResult& result : part.results) results_.emplace(result.name, std::move(result));
-    weights_.merge(part.weights);
+    for (auto& [name, weight] : part.weights) weights_.insert_or_assign(name, std::move(weight));
     progress_.done += elements;
     if (!is_layer || !calibrated() || index + 1 == model_->num_layers()) return;
     rebind(index);
     const Timer timer(times_.forward);
     pass_->run_layer(index);
+  }
+
+  // Stage by stage: the inputs of a matrix are those that the layer's quantised matrices before it
+  // give.
+  WorkFolder::Part quantise_layer(int64_t layer, const std::vector<const TensorPlan*>& plans) {
+    WorkFolder::Part part;
+    const auto stages = stages_of(layer, plans);
+    for (size_t i = 0; i < stages.size(); ++i) {
+      const std::unique_ptr<LayerHessians> hessians = observe(layer, stages[i]);
+      PartQuantizer quantizer(pool_, files_.weights(), options_, hessians.get(), times_);
+      WorkFolder::Part done = quantizer.run(stages[i]);
+      for (const auto& [name, weight] : done.weights) weights_.insert_or_assign(name, weight);
+      part.weights.merge(done.weights);
+      for (MatrixResult& result : done.results) part.results.push_back(std::move(result));
+      if (i + 1 < stages.size()) rebind(layer);
+    }
+    return part;
+  }
+
+  // Matrices that read the same input, in the order in which the layer multiplies them.
+  std::vector<std::vector<const TensorPlan*>> stages_of(
+      int64_t layer, const std::vector<const TensorPlan*>& plans) {
+    if (options_.one_pass) return {plans};
+    ReaderOrder order;
+    {
+      const Timer timer(times_.forward);
+      pass_->observe_layer(layer, order, /*num_batches=*/1);
+    }
+    std::map<size_t, std::vector<const TensorPlan*>> stages;
+    for (const TensorPlan* plan : plans) stages[order.stage_of(plan->name)].push_back(plan);
+    std::vector<std::vector<const TensorPlan*>> result;
+    for (auto& [number, stage] : stages) result.push_back(std::move(stage));
+    return result;
   }
 
   void check_part(int64_t index, const std::vector<const TensorPlan*>& plans,

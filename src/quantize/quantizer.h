@@ -31,6 +31,9 @@ struct QuantizeOptions {
   QuantizeMethod method = QuantizeMethod::kGptq;
   GptqOptions gptq;
   bool split_experts = false;  // stacks are written as experts one by one
+  // All matrices of a layer are calibrated at once, rather than each with those before it
+  // quantised.
+  bool one_pass = false;
   bool search_scales = false;  // of matrices that are rounded to nearest
   QuantizedFileFormat file_format = QuantizedFileFormat::kCompressedTensors;
   int64_t max_shard_bytes = int64_t{5} << 30;

@@ -117,12 +117,15 @@ std::string summary(const QuantizeReport& report) {
   const auto row = [&](std::string_view name, const std::string& value) {
     text += fmt::format("| {} | {} |\n", name, value);
   };
-  row("method", options.method == QuantizeMethod::kGptq
-                    ? fmt::format("GPTQ, damping {}, columns {}, scales {}", options.gptq.damping,
-                                  kOrderNames[static_cast<int>(options.gptq.order)],
-                                  options.gptq.search_scales ? "searched" : "by range")
-                    : fmt::format("round to nearest, scales {}",
-                                  options.search_scales ? "searched" : "by range"));
+  row("method",
+      options.method == QuantizeMethod::kGptq
+          ? fmt::format("GPTQ, damping {}, columns {}, scales {}, {} refinements, {}",
+                        options.gptq.damping, kOrderNames[static_cast<int>(options.gptq.order)],
+                        options.gptq.search_scales ? "searched" : "by range",
+                        options.gptq.refinements,
+                        options.one_pass ? "a layer at once" : "stage by stage")
+          : fmt::format("round to nearest, scales {}",
+                        options.search_scales ? "searched" : "by range"));
   row("calibration",
       report.calibration.sequences.empty()
           ? "none"

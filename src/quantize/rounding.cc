@@ -168,6 +168,8 @@ GroupScale fit_group(const RoundingGrid& grid, const float* w, const float* impo
   return best;
 }
 
+float stored_scale(const RoundingGrid& grid, float scale) { return stored(grid.scale_type, scale); }
+
 int code_of(const RoundingGrid& grid, const GroupScale& scale, float w) {
   if (scale.scale == 0) return grid.zero == RoundingGrid::Zero::kMin ? 0 : scale.zero;
   const float steps = (w - scale.min) / scale.scale;

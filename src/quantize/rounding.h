@@ -45,6 +45,9 @@ struct GroupScale {
 GroupScale fit_group(const RoundingGrid& grid, const float* w, const float* importance,
                      int64_t count, bool search);
 
+// As the format holds it.
+float stored_scale(const RoundingGrid& grid, float scale);
+
 // To nearest, ties to even.
 int code_of(const RoundingGrid& grid, const GroupScale& scale, float w);
 inline float value_of(const GroupScale& scale, int code) {

@@ -240,6 +240,63 @@ TEST(Gptq, LosesLessThanRoundingToNearest) {
   }
 }
 
+double damped_error(const RoundingGrid& grid, const std::vector<float>& w, const Hessian& hessian,
+                    double damping, const RoundedRows& rounded) {
+  const int64_t cols = rounded.cols;
+  double mean = 0, sum = 0;
+  for (int64_t i = 0; i < cols; ++i) mean += hessian.diagonal(i) / static_cast<double>(cols);
+  std::vector<double> e(static_cast<size_t>(cols));
+  for (int64_t r = 0; r < rounded.rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      e[c] = w[r * cols + c] - value_of(rounded.scales[r * rounded.groups + c / grid.group],
+                                        rounded.codes[r * cols + c]);
+    }
+    for (int64_t i = 0; i < cols; ++i) {
+      for (int64_t j = 0; j < cols; ++j) sum += e[i] * hessian.data()[i * cols + j] * e[j];
+      sum += damping * mean * e[i] * e[i];
+    }
+  }
+  return sum;
+}
+
+// Each round lowers the error that it is told to lower, down to where no single code is better.
+TEST(Gptq, RefinementLowersTheErrorUntilNoCodeIsBetter) {
+  testing::FreshRandom random;
+  ThreadPool pool({.num_threads = 2});
+  const int64_t rows = 12, cols = 128;
+  const double damping = 0.02;
+  const std::vector<float> x = correlated_inputs(600, cols, random);
+  const std::vector<float> w = weights(rows * cols, random);
+  const Hessian hessian = hessian_of(pool, x, cols);
+  for (const FormatId id : {FormatId::kW4G32, FormatId::kW4G64Asym, FormatId::kW8C}) {
+    const RoundingGrid grid = rounding_grid(quant_format(id), cols);
+    RoundedRows rounded = round_to_nearest(pool, grid, w.data(), rows, cols, nullptr, false);
+    double error = damped_error(grid, w, hessian, damping, rounded);
+    for (int round = 0; round < 3; ++round) {
+      refine(pool, grid, w.data(), hessian, damping, 1, rounded);
+      const double next = damped_error(grid, w, hessian, damping, rounded);
+      // Slopes are float32.
+      EXPECT_LE(next, error * (1 + 1e-4)) << quant_format(id).name;
+      if (round == 0) {
+        EXPECT_LT(next, 0.9 * error) << quant_format(id).name;
+      }
+      error = next;
+    }
+    refine(pool, grid, w.data(), hessian, damping, 100, rounded);
+    error = damped_error(grid, w, hessian, damping, rounded);
+    for (int trial = 0; trial < 50; ++trial) {
+      const auto at = static_cast<size_t>(random.integer(0, rows * cols - 1));
+      const uint8_t code = rounded.codes[at];
+      for (const int other : {code - 1, code + 1}) {
+        if (other < grid.low || other > grid.high) continue;
+        rounded.codes[at] = static_cast<uint8_t>(other);
+        EXPECT_GE(damped_error(grid, w, hessian, damping, rounded), error * (1 - 1e-4));
+        rounded.codes[at] = code;
+      }
+    }
+  }
+}
+
 TEST(Gptq, ErrorIsThatOfTheOutputs) {
   testing::FreshRandom random;
   ThreadPool pool({.num_threads = 2});

@@ -16,7 +16,7 @@
 
 #include <algorithm>
 
-#include "ops/linear/cuda/bulk_copy.cuh"
+#include "ops/cuda/async_copy.cuh"
 #include "ops/linear/cuda/few_tokens.cuh"
 #include "ops/linear/cuda/tile_rows.cuh"
 
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, kTokenTiles == 4 ? 1 : 2)
   unsigned char* const ring = memory + warp * Memory::kRingBytes;
   uint64_t* const barriers = full + warp * kSlots;
   if constexpr (kBulk) {
-    if (lane < kSlots) init_barrier(shared_address(barriers + lane));
+    if (lane < kSlots) init_barrier(shared_address(barriers + lane), 1);
     publish_barriers();
     __syncwarp();
   }
@@ -221,7 +221,8 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, kTokenTiles == 4 ? 1 : 2)
     const uint32_t to = shared_address(ring + slot * kPieceBytes);
     if constexpr (kBulk) {
       if (lane == 0 && i < steps * kPanels) {
-        bulk_copy(to, from, bytes, shared_address(barriers + slot));
+        arrive_and_expect(shared_address(barriers + slot), bytes);
+        copy_bytes(to, from, bytes, shared_address(barriers + slot));
       }
     } else {
       if (i < steps * kPanels) {
@@ -282,7 +283,7 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, kTokenTiles == 4 ? 1 : 2)
 #pragma unroll
         for (int i = 0; i < kPanels; ++i) {
           if constexpr (kBulk) {
-            wait_for_barrier(shared_address(barriers + slot), parity);
+            wait_barrier(shared_address(barriers + slot), parity);
           } else {
             wait_for_copies<kSlots - 1>();
             __syncwarp();

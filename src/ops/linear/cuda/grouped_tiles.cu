@@ -23,7 +23,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   const int count = tokens.end - tokens.begin;
   const int first_row = blockIdx.x * kRows;
   WeightTile weights(p, p.weights + tokens.expert * p.matrix_bytes + first_row * p.row_bytes,
-                     min(kRows, p.rows - first_row));
+                     min(kRows, p.rows - first_row), nullptr);
+  static_assert(WeightTile::kMemoryBytes == 0);
   const uint16_t* const inputs = p.packed + tokens.begin * p.packed_stride;
   const int steps = (p.cols + kTileColumns - 1) / kTileColumns;
   const auto weight_tile = [&](int step) { return memory + step % kStages * 2 * kTileBytes; };

@@ -1,6 +1,7 @@
 // Compiled for sm_90a alone.
 
 #include "ops/linear/cuda/hopper_tiles.h"
+#include "ops/linear/cuda/streamed_tile.cuh"
 #include "ops/linear/cuda/tiles.cuh"
 #include "ops/linear/cuda/touched_expert.cuh"
 #include "ops/linear/cuda/warpgroup.cuh"
@@ -14,6 +15,7 @@ namespace {
 constexpr int kTokens = 160, kStages = 4, kAhead = 2;
 constexpr int kInputBytes = kTokens * kTileColumns * 2;
 constexpr int weight_bytes(int blocks) { return blocks * 128 * kTileColumns * 2; }
+// Of the stages; the tile's own memory lies behind them.
 constexpr int shared_bytes(int blocks) { return kStages * (weight_bytes(blocks) + kInputBytes); }
 
 template <typename WeightTile, int kBlocks, int kTileTokens>
@@ -23,7 +25,9 @@ __device__ void tile_product(const Products& p, const ExpertTokens& tokens, unsi
   const int count = tokens.end - tokens.begin;
   const int first_row = blockIdx.x * kRows;
   WeightTile weights(p, p.weights + tokens.expert * p.matrix_bytes + first_row * p.row_bytes,
-                     min(kRows, p.rows - first_row));
+                     min(kRows, p.rows - first_row),
+                     memory + kStages * (kWeightBytes + kInputBytes));
+  weights.begin();
   const uint16_t* const inputs = p.packed + tokens.begin * p.packed_stride;
   const int steps = (p.cols + kTileColumns - 1) / kTileColumns;
   const auto stage = [&](int step) {
@@ -75,7 +79,8 @@ __device__ void tile_product(const Products& p, const ExpertTokens& tokens, unsi
           first_row + (group * kBlocks + block) * 64 + warp * 16 + i % 4 / 2 * 8 + lane / 4;
       const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
       if (row < p.rows && token < count) {
-        p.y[(tokens.begin + token) * p.y_stride + row] = sums[block][i];
+        p.y[(tokens.begin + token) * p.y_stride + row] =
+            sums[block][i] * weights.row_scale(row - first_row);
       }
     }
   }
@@ -100,14 +105,15 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 
 template <typename WeightTile, int kBlocks>
 void launch_tiles(Stream& stream, const Products& products) {
+  constexpr int kBytes = shared_bytes(kBlocks) + WeightTile::kMemoryBytes;
   const auto kernel = hopper_tiles<WeightTile, kBlocks>;
-  static const cudaError_t allowed = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(kBlocks));
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   BRAID_CUDA_CHECK(allowed);
   // Tiles that experts can have at most: full ones, and one that is not for each.
   const int tiles = products.tokens / kTokens + std::min(products.experts, products.tokens);
   launch(stream, kernel, dim3(ceil_divide(products.rows, kBlocks * 128), tiles), dim3(kTileThreads),
-         shared_bytes(kBlocks), products);
+         kBytes, products);
 }
 
 bool runs_here() {
@@ -126,12 +132,15 @@ bool hopper_tiles_products(Stream& stream, const Products& products) {
   bool done = true;
   with_rows(products.format, products.tiles, [&](auto row) {
     using Row = typename decltype(row)::Type;
-    if constexpr (Row::kId == FormatId::kBF16) {
+    constexpr FormatId kId = Row::kId;
+    if constexpr (kId == FormatId::kBF16) {
       launch_tiles<CopiedTile<256>, 2>(stream, products);
-    } else if constexpr (Row::kId == FormatId::kQ4_0 || Row::kId == FormatId::kQ8_0 ||
-                         Row::kId == FormatId::kW4G128 || Row::kId == FormatId::kW4G64 ||
-                         Row::kId == FormatId::kW8C) {
-      launch_tiles<ExpandedTile<Row, 128>, 1>(stream, products);
+    } else if constexpr (!Row::kTiles) {
+      done = false;
+    } else if constexpr (kId == FormatId::kQ4_0 || kId == FormatId::kQ8_0 ||
+                         kId == FormatId::kW4G128 || kId == FormatId::kW4G64 ||
+                         kId == FormatId::kW8C) {
+      launch_tiles<StreamedTile<kId>, 1>(stream, products);
     } else {
       done = false;
     }

@@ -15,7 +15,7 @@ template <FormatId kFormat>
 struct FileRow {
   using Raw = typename Blocks<kFormat>::Raw;
   static constexpr FormatId kId = kFormat;
-  static constexpr bool kPlain = plain_format(kFormat);
+  static constexpr bool kPlain = plain_format(kFormat), kTiles = false;
 
   __device__ FileRow(const uint8_t* weights, int64_t row_bytes, int row)
       : data_(weights + row * row_bytes) {}
@@ -80,7 +80,7 @@ struct TileRow {
     uint32_t scale, zero;
   };
   static constexpr FormatId kId = kFormat;
-  static constexpr bool kPlain = false;
+  static constexpr bool kPlain = false, kTiles = true;
 
   __device__ TileRow(const uint8_t* weights, int64_t row_bytes, int row)
       : panel_(weights + row / kTileRows * kTileRows * row_bytes), row_(row % kTileRows) {}

@@ -18,12 +18,18 @@ __device__ __forceinline__ uint32_t place(int row, int piece) {
 }
 
 // A tile of weights: kRows rows of which the first `rows` exist, brought by kTileThreads threads.
+// `memory` is kMemoryBytes of shared memory for its own use. The caller begins, fetches a step,
+// commits the copies, stores the step some time later; sums are multiplied by row_scale() at the
+// end.
 
 // Formats that are copied as they are.
 template <int kRows>
 struct CopiedTile {
-  __device__ CopiedTile(const Products& p, const uint8_t* weights, int rows)
+  static constexpr int kMemoryBytes = 0;
+
+  __device__ CopiedTile(const Products& p, const uint8_t* weights, int rows, unsigned char*)
       : weights_(weights), row_bytes_(p.row_bytes), cols_(p.cols), rows_(rows) {}
+  __device__ void begin() {}
   __device__ void fetch(int step, uint32_t shared) {
 #pragma unroll
     for (int i = 0; i < kRows * 8 / kTileThreads; ++i) {
@@ -36,6 +42,7 @@ struct CopiedTile {
     }
   }
   __device__ void store(unsigned char*) {}
+  __device__ float row_scale(int) const { return 1; }
 
  private:
   const uint8_t* weights_;
@@ -46,10 +53,13 @@ struct CopiedTile {
 // Formats that are expanded on the way: fetch() begins to read, store() writes bfloat16.
 template <typename Row, int kRows>
 struct ExpandedTile {
+  static constexpr int kMemoryBytes = 0;
   static constexpr int kItems = kRows * (kTileColumns / kUnitColumns) * 4 / kTileThreads;
 
-  __device__ ExpandedTile(const Products& p, const uint8_t* weights, int rows)
+  __device__ ExpandedTile(const Products& p, const uint8_t* weights, int rows, unsigned char*)
       : weights_(weights), row_bytes_(p.row_bytes), units_(p.cols / kUnitColumns), rows_(rows) {}
+  __device__ void begin() {}
+  __device__ float row_scale(int) const { return 1; }
   __device__ void fetch(int step, uint32_t) {
     step_ = step;
 #pragma unroll

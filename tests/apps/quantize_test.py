@@ -1,0 +1,109 @@
+"""braid quantize as a user meets it: models that run, and one clear line for what cannot be done."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+import unittest
+
+from cli_case import BRAID, MODELS, CliCase
+
+
+class QuantizeTest(CliCase):
+    def setUp(self):
+        super().setUp()
+        self.root = pathlib.Path(self.folder)
+        self.out = self.root / "out"
+
+    def refuse(self, says, *arguments, code=1):
+        self.fail_with(code, "quantize", *arguments, says=[says])
+
+    def test_quantised_models_run(self):
+        for scheme in (["--scheme", "w8a8"], ["--sequences", "8", "--sequence-length", "64"]):
+            out = self.root / scheme[0].strip("-")
+            result = self.succeed("quantize", "demo:gemma4-dense", "-o", out, "--json", *scheme)
+            facts = json.loads(result)
+            self.assertEqual(facts["tensors_quantised"], 54)
+            self.assertLess(facts["bytes_after"], 0.7 * facts["bytes_before"])
+            self.assertTrue((out / "report.md").is_file())
+            text = self.succeed("run", out, "-p", "It was a cold", "-n", "8", "--temp", "0")
+            self.assertGreater(len(text.strip()), 0)
+
+    def test_group_sizes_that_do_not_divide(self):
+        # B09: experts 64 wide.
+        self.succeed("quantize", "demo:gemma4", "-o", self.out, "--method", "rtn", "--group-size", "128")
+        self.assertIn("groups of 64, as 128 does not divide 64", (self.out / "report.md").read_text())
+        self.refuse("groups of 128 do not divide rows of 64", "demo:gemma4", "-o", self.root / "strict",
+                 "--method", "rtn", "--strict")
+        self.assertFalse((self.root / "strict").exists())
+
+    def test_calibration_without_text(self):
+        empty = self.root / "empty.txt"
+        empty.write_text(" \n")
+        self.refuse("the calibration text is empty", "demo:gemma4", "-o", self.out, "--calibration", empty)
+        empty.write_text("a few words\n")
+        self.refuse("too few for one sequence", "demo:gemma4", "-o", self.out, "--calibration", empty)
+        self.refuse("No such file", "demo:gemma4", "-o", self.out, "--calibration", self.root / "none.txt")
+        self.assertFalse(self.out.exists())
+
+    def test_few_lines_starve_experts(self):
+        # B08.
+        text = self.root / "tiny.txt"
+        text.write_text("\n".join(f"A short English line, the number {i} of eight." for i in range(8)))
+        self.succeed("quantize", "demo:gemma4", "-o", self.out, "--calibration", text, "--sequence-length", "16")
+        report = json.loads((self.out / "report.json").read_text())
+        self.assertGreater(report["starved_experts"], 0)
+        self.assertIn("## Starved experts", (self.out / "report.md").read_text())
+
+    def test_bad_arguments(self):
+        for words in (["--recipe", "mlp"], ["--recipe", "mlp=w3"], ["--group-size", "48"], ["--scheme", "w2"],
+                      ["--scheme", "w8a8", "--format", "gptq"]):
+            self.refuse("", "demo:gemma4", "-o", self.out, "--method", "rtn", *words, code=2)
+        self.refuse("no matrix of", "demo:gemma4", "-o", self.out, "--method", "rtn", "--keep", "nothing.*")
+        self.refuse("quantised already", os.path.join(MODELS, "gemma3_w4a16"), "-o", self.out, "--method", "rtn")
+        self.refuse("only Hugging Face folders", os.path.join(MODELS, "gguf/gemma3_f32.gguf"), "-o", self.out, "--method", "rtn")
+        self.out.mkdir()
+        (self.out / "file").write_text("x")
+        self.refuse("already exists", "demo:gemma4", "-o", self.out, "--method", "rtn")
+
+    def test_interrupted_work_is_gone_on_with(self):
+        words = ["quantize", "demo:gemma4-dense", "-o", self.out, "--sequences", "16", "--sequence-length", "128"]
+        work = pathlib.Path(f"{self.out}.quantizing")
+        for stop in (signal.SIGINT, signal.SIGKILL):
+            process = subprocess.Popen([BRAID, *map(str, words)], stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.PIPE, text=True)
+            known = len(list(work.glob("part-*.json"))) if work.exists() else 0
+            while process.poll() is None and (not work.exists() or len(list(work.glob("part-*.json"))) <= known):
+                time.sleep(0.005)
+            process.send_signal(stop)
+            _, error = process.communicate()
+            if process.returncode == 0:
+                self.skipTest("done before it could be stopped")
+            self.assertFalse(self.out.exists())
+            if stop == signal.SIGINT:
+                self.assertEqual(process.returncode, 1)
+                self.assertIn("the same command goes on with it", error)
+        facts = json.loads(self.succeed(*words, "--json"))
+        self.assertGreater(facts["layers_resumed"], 1)
+        whole = self.root / "whole"
+        self.succeed(*words[:3], whole, *words[4:])
+        for name in ("model.safetensors", "config.json"):
+            self.assertEqual((self.out / name).read_bytes(), (whole / name).read_bytes())
+        self.assertFalse(work.exists())
+
+    def test_full_disk(self):
+        mount = self.root / "small"
+        mount.mkdir()
+        made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True)
+        if made.returncode != 0:
+            self.skipTest("tmpfs cannot be mounted here")
+        self.addCleanup(subprocess.run, ["umount", str(mount)], check=False)
+        self.refuse("cannot write: No space left on device", "demo:gemma4-dense", "-o", mount / "out",
+                 "--method", "rtn")
+        self.assertFalse((mount / "out").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
