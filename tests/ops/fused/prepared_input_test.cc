@@ -35,7 +35,9 @@ void expect_same(const LinearInput& actual, const LinearInput& expected) {
   EXPECT_EQ(bytes_of(actual.token_codes), bytes_of(expected.token_codes));
   const bool reads_x =
       expected.packed.rank() == 0 && expected.codes.rank() == 0 && expected.token_codes.rank() == 0;
-  if (reads_x) EXPECT_EQ(bytes_of(actual.x), bytes_of(expected.x));
+  if (reads_x) {
+    EXPECT_EQ(bytes_of(actual.x), bytes_of(expected.x));
+  }
 }
 
 class FusedInputTest : public OpTest {
