@@ -114,12 +114,19 @@ MemoryPlan plan_memory(const BenchOptions& options, const ModelBenchmarkOptions&
   for (const int count : rows.threads) {
     threads.insert(count > 0 ? count : num_threads_of(options.device));
   }
+  // The reading speed is measured with a buffer beyond all caches (benchmark/ceilings.cc).
+  constexpr int64_t kCeilingBytes = int64_t{512} << 20;
+  const CeilingCache known;
+  const bool measures =
+      options.output.measure_ceilings ||
+      !std::all_of(threads.begin(), threads.end(), [&](int count) { return known.find(count); });
   const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
     const CacheOptions cache = benchmark_cache(rows, shape.context, shape.sequences);
     const StepSize step{.tokens = cache.max_step_tokens,
                         .logits_rows = shape.sequences,
                         .precision = rows.precision};
     MemoryPlan result = base_plan(*device_memory(described.device(), *threads.rbegin()), described);
+    if (measures) result.add(MemoryKind::kFixed, "measuring the ceilings", kCeilingBytes);
     for (const int count : threads) {
       const std::string name = threads.size() > 1 ? fmt::format("{} threads: ", count) : "";
       add_model(result, name, model, count == *threads.begin() ? weights : 0, cache, step,

@@ -69,6 +69,8 @@ int64_t MemoryOptions::budget_bytes() const {
 
 LoadedModel MemoryOptions::describe(const DeviceOptions& device) const {
   const int64_t budget = budget_bytes();
+  // Before the weights go there.
+  if (device.device != "cpu") device_memory({DeviceKind::kCuda, 0}, 1);
   if (device.load_format != "dummy") {
     const std::filesystem::path path = resolve_model(device.model);
     const int64_t bytes = stored_bytes(ModelFiles::open(path).weights());
@@ -118,10 +120,11 @@ void enforce_budget(int64_t budget, const MemoryShape& shape, const MemoryPlanFu
   });
   std::string hint;
   if (context) {
-    hint = fmt::format(
-        "; {} at a time fit with a context of at most {} tokens",
-        shape.sequences == 1 ? "1 sequence" : fmt::format("{} sequences", shape.sequences),
-        *context);
+    hint = fmt::format("; {} with a context of at most {} tokens",
+                       shape.sequences == 1
+                           ? "a sequence fits"
+                           : fmt::format("{} sequences at a time fit", shape.sequences),
+                       *context);
   }
   if (sequences && shape.sequences > 1) {
     hint += fmt::format("; with a context of {} tokens at most {} at a time", shape.context,
