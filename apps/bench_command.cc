@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "apps/command.h"
 #include "apps/command_line.h"
 #include "apps/device_options.h"
+#include "apps/memory_options.h"
 #include "apps/profile_options.h"
 #include "apps/progress_bar.h"
 #include "apps/text_io.h"
@@ -65,6 +68,7 @@ struct OutputOptions {
 struct BenchOptions {
   DeviceOptions device;
   ProfileOptions profile;
+  MemoryOptions memory;
   OutputOptions output;
   ModelBenchmarkOptions rows;
 };
@@ -101,22 +105,65 @@ std::vector<Ceilings> ceilings_for(const OutputOptions& options) {
   return find_ceilings(options.threads, options.measure_ceilings, CeilingCache());
 }
 
+// Each number of threads has a cache and a workspace of its own.
+MemoryPlan plan_memory(const BenchOptions& options, const ModelBenchmarkOptions& rows) {
+  const LoadedModel described = options.memory.describe(options.device);
+  const Model& model = described.model();
+  const int64_t weights = planned_weight_bytes(options.device, described);
+  std::set<int> threads;
+  for (const int count : rows.threads) {
+    threads.insert(count > 0 ? count : num_threads_of(options.device));
+  }
+  // The reading speed is measured with a buffer beyond all caches (benchmark/ceilings.cc).
+  constexpr int64_t kCeilingBytes = int64_t{512} << 20;
+  const CeilingCache known;
+  const bool measures =
+      options.output.measure_ceilings ||
+      !std::all_of(threads.begin(), threads.end(), [&](int count) { return known.find(count); });
+  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+    const CacheOptions cache = benchmark_cache(rows, shape.context, shape.sequences);
+    const StepSize step{.tokens = cache.max_step_tokens,
+                        .logits_rows = shape.sequences,
+                        .precision = rows.precision};
+    MemoryPlan result = base_plan(*device_memory(described.device(), *threads.rbegin()), described);
+    if (measures) result.add(MemoryKind::kFixed, "measuring the ceilings", kCeilingBytes);
+    for (const int count : threads) {
+      const std::string name = threads.size() > 1 ? fmt::format("{} threads: ", count) : "";
+      add_model(result, name, model, count == *threads.begin() ? weights : 0, cache, step,
+                *device_memory(described.device(), count));
+    }
+    return result;
+  };
+  const MemoryShape shape{longest_sequence(rows), most_sequences(rows)};
+  enforce_budget(options.memory.budget_bytes(), shape, plan);
+  return plan(shape);
+}
+
 void run_bench(BenchOptions& options, const CLI::App& command) {
   options.device.apply();
   options.profile.check();
+  ModelBenchmarkOptions& rows = options.rows;
+  rows.threads = options.output.threads;
+  rows.precision = options.device.precision();
+  rows.deterministic = options.device.deterministic;
+  rows.kv_dtype = options.device.kv();
+  std::optional<MemoryPlan> memory;
+  if (options.memory.wanted()) {
+    memory = plan_memory(options, rows);
+    // That of the most threads is the largest.
+    for (const MemoryItem& item : memory->items) {
+      if (item.kind != MemoryKind::kWorkspace) continue;
+      rows.workspace_bytes = std::max(rows.workspace_bytes, item.bytes);
+    }
+  }
   const LoadedModel loaded = options.device.load(/*with_tokenizer=*/false);
   const Model& model = loaded.model();
 
   std::vector<Profiler::Event> events;
   int64_t num_dropped = 0;
-  ModelBenchmarkOptions& rows = options.rows;
-  rows.threads = options.output.threads;
   rows.repetitions = options.output.repetitions;
   rows.pin_threads = options.device.pin_threads;
   rows.device = loaded.device();
-  rows.precision = options.device.precision();
-  rows.deterministic = options.device.deterministic;
-  rows.kv_dtype = options.device.kv();
   rows.seed = options.device.dummy_seed;
   if (options.profile.wants_trace()) {
     rows.on_profile = [&](const Profiler& profiler) {
@@ -144,6 +191,7 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
     result.rows = run_model_benchmark(model, rows, bar.function());
   }
   options.output.print(result);
+  if (memory) report_peak(*memory);
   if (options.profile.wanted()) {
     for (const BenchRow& row : result.rows) {
       fmt::print(stderr, "\n{}: one repetition, {:.1f} ms\n{}", row.key(), 1e3 * row.work.seconds,
@@ -219,6 +267,7 @@ void add_bench_command(CLI::App& app) {
   options->device.add_to(*command);
   command->remove_option(command->get_option("--threads"));
   options->output.add_to(*command);
+  options->memory.add_to(*command);
   options->profile.add_to(*command);
   command->footer(
       "Examples:\n"

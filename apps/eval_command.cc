@@ -13,6 +13,7 @@
 #include "apps/device_options.h"
 #include "apps/eval_input.h"
 #include "apps/eval_output.h"
+#include "apps/memory_options.h"
 #include "apps/progress_bar.h"
 #include "apps/strict_json.h"
 #include "apps/text_io.h"
@@ -26,6 +27,7 @@ namespace {
 
 struct EvalOptions {
   DeviceOptions device;
+  MemoryOptions memory;
   std::vector<std::string> texts;
   std::vector<std::string> tasks;
   std::string field = "text";
@@ -99,6 +101,7 @@ class Evaluation {
         texts_.push_back(std::move(document));
       }
     }
+    if (options.memory.wanted()) plan_memory();
     loaded_.emplace(options.device.load());
     spdlog::info("{}", to_string(loaded_->model().load_report()));
     loaded_->tokenizer();
@@ -110,6 +113,8 @@ class Evaluation {
     }
     add_facts(command);
   }
+
+  const std::optional<MemoryPlan>& memory() const { return memory_; }
 
   EvalReport run() {
     if (!texts_.empty()) run_texts();
@@ -140,11 +145,112 @@ class Evaluation {
     add("command", environment.command);
   }
 
-  static ScorerModel scorer_model(const LoadedModel& loaded, const DeviceOptions& device) {
+  static ScorerModel scorer_model(const LoadedModel& loaded, const DeviceOptions& device,
+                                  int64_t workspace_bytes) {
     return {.loaded = &loaded,
             .precision = device.precision(),
             .deterministic = device.deterministic,
-            .kv_dtype = device.kv()};
+            .kv_dtype = device.kv(),
+            .workspace_bytes = workspace_bytes};
+  }
+
+  // Most tokens that a task's items may need: a token is at least a byte.
+  int64_t longest_item() const {
+    int64_t longest = 0;
+    for (const TaskFile& task : task_files_) {
+      if (task.choices) {
+        for (const ChoiceItem& item : *task.choices) {
+          for (const std::string& choice : item.choices) {
+            longest =
+                std::max(longest, std::ssize(item.query) + std::ssize(item.delimiter + choice) + 1);
+          }
+        }
+      } else {
+        for (const GenerationItem& item : *task.generation) {
+          longest = std::max(longest, std::ssize(item.prompt) + 1 + item.max_new_tokens);
+        }
+      }
+    }
+    return longest;
+  }
+
+  // Plans for the longest of all sequences, with both models at work; throws Error if that does
+  // not fit the budget.
+  void plan_memory() {
+    const LoadedModel described = options_.memory.describe(options_.device);
+    std::optional<LoadedModel> reference;
+    if (options_.has_reference()) {
+      reference.emplace(options_.memory.describe(options_.reference_device()));
+    }
+    const auto device = device_memory(described.device(), num_threads_of(options_.device));
+    int64_t text_bytes = 0;
+    for (const TextDocument& text : texts_) text_bytes += std::ssize(text.text);
+    int64_t limit = described.model().max_positions();
+    if (reference) limit = std::min(limit, reference->model().max_positions());
+    int64_t longest = longest_item();
+    if (!texts_.empty()) {
+      const std::vector<int64_t> buckets = usable_buckets(limit);
+      longest = std::max(longest, *std::max_element(buckets.begin(), buckets.end()));
+    }
+    longest = std::clamp<int64_t>(longest, 2, limit);
+    const auto plan = [&](const MemoryShape& shape) {
+      MemoryPlan result = base_plan(*device, described);
+      result.add(MemoryKind::kFixed, "texts and scores", kBytesPerTextByte * text_bytes);
+      const auto add = [&](const std::string& name, const LoadedModel& loaded,
+                           const DeviceOptions& options, int64_t& workspace) {
+        ScorerOptions scorer{.model = scorer_model(loaded, options, 0),
+                             .max_sequence_tokens = shape.context,
+                             .max_sequences = options_.max_sequences,
+                             .batch_tokens = options_.batch_tokens};
+        CacheOptions cache = scorer_cache(scorer, scorer.model);
+        StepSize step = scorer_step(scorer, scorer.model);
+        workspace = device->workspace_bytes(loaded.model(), step);
+        if (generates()) {
+          const EngineOptions engine = engine_options(options, shape.context);
+          const CacheOptions other = cache_options(loaded.model(), engine, shape.context);
+          const StepSize engine_step{.tokens = other.max_step_tokens,
+                                     .logits_rows = other.max_sequences,
+                                     .precision = options.precision()};
+          cache.max_tokens = std::max(cache.max_tokens, other.max_tokens);
+          cache.max_sequences = std::max(cache.max_sequences, other.max_sequences);
+          cache.max_step_tokens = std::max(cache.max_step_tokens, other.max_step_tokens);
+          const int64_t bytes = device->workspace_bytes(loaded.model(), engine_step);
+          if (bytes > workspace) step = engine_step;
+          workspace = std::max(workspace, bytes);
+        }
+        add_model(result, name, loaded.model(), planned_weight_bytes(options, loaded), cache, step,
+                  *device);
+      };
+      add("", described, options_.device, workspace_bytes_);
+      if (reference) {
+        add("reference: ", *reference, options_.reference_device(), reference_workspace_bytes_);
+      }
+      return result;
+    };
+    const int64_t budget = options_.memory.budget_bytes();
+    enforce_budget(budget, {.context = longest}, plan);
+    memory_ = plan({.context = longest});
+  }
+
+  bool generates() const {
+    return std::any_of(task_files_.begin(), task_files_.end(),
+                       [](const TaskFile& task) { return task.generation.has_value(); });
+  }
+
+  int64_t workspace_of(const LoadedModel& loaded) const {
+    return &loaded == &*loaded_ ? workspace_bytes_ : reference_workspace_bytes_;
+  }
+
+  EngineOptions engine_options(const DeviceOptions& device, int64_t max_context) const {
+    constexpr int64_t kSequences = 8;
+    EngineOptions engine{.threads = options_.device.thread_pool(),
+                         .precision = device.precision(),
+                         .deterministic = device.deterministic,
+                         .kv_dtype = device.kv(),
+                         .max_context = max_context};
+    engine.max_sequences = options_.max_sequences > 0 ? options_.max_sequences : kSequences;
+    if (options_.batch_tokens > 0) engine.batch_tokens = options_.batch_tokens;
+    return engine;
   }
 
   // Of the models that are given.
@@ -171,18 +277,21 @@ class Evaluation {
     options.num_worst = static_cast<size_t>(options_.num_worst);
     options.keep_tokens = !options_.per_token.empty();
     if (add_bos()) options.bos = loaded_->tokenizer().bos_id();
-    const int64_t limit = max_positions();
-    if (!options_.buckets.empty()) {
-      for (const int64_t length : options_.buckets) {
-        if (length <= limit) continue;
-        throw UsageError("--buckets {}: the context is {} tokens", length, limit);
-      }
-      options.buckets = options_.buckets;
-      return options;
-    }
-    std::erase_if(options.buckets, [&](int64_t length) { return length > limit; });
-    if (options.buckets.empty()) options.buckets = {limit};
+    options.buckets = usable_buckets(max_positions());
     return options;
+  }
+
+  // Those asked for, which must not exceed the context, or as many of the usual ones as it holds.
+  std::vector<int64_t> usable_buckets(int64_t limit) const {
+    for (const int64_t length : options_.buckets) {
+      if (length <= limit) continue;
+      throw UsageError("--buckets {}: the context is {} tokens", length, limit);
+    }
+    if (!options_.buckets.empty()) return options_.buckets;
+    std::vector<int64_t> buckets = NllOptions().buckets;
+    std::erase_if(buckets, [&](int64_t length) { return length > limit; });
+    if (buckets.empty()) buckets = {limit};
+    return buckets;
   }
 
   std::vector<Document> encode_texts() const {
@@ -212,8 +321,10 @@ class Evaluation {
     for (const Document& document : documents) longest = std::max(longest, document.ids.size() + 1);
     const int64_t largest = *std::max_element(nll.buckets.begin(), nll.buckets.end());
     LikelihoodScorer scorer = make_scorer(
-        scorer_model(*loaded_, options_.device),
-        reference_ ? scorer_model(*reference_, options_.reference_device()) : ScorerModel{},
+        scorer_model(*loaded_, options_.device, workspace_bytes_),
+        reference_
+            ? scorer_model(*reference_, options_.reference_device(), reference_workspace_bytes_)
+            : ScorerModel{},
         std::min(largest, static_cast<int64_t>(longest)));
     Progress progress(num_nll_tokens(documents, nll), "tokens");
     report_.nll = evaluate_nll(scorer, documents, loaded_->tokenizer(), nll,
@@ -300,7 +411,7 @@ class Evaluation {
         total += size - 1;
       }
     }
-    LikelihoodScorer scorer = make_scorer(scorer_model(loaded, device), {},
+    LikelihoodScorer scorer = make_scorer(scorer_model(loaded, device, workspace_of(loaded)), {},
                                           std::min(longest, loaded.model().max_positions()));
     Progress progress(total, file.name);
     return score_choices(scorer, loaded.tokenizer(), *file.choices, file.path, bos,
@@ -315,23 +426,23 @@ class Evaluation {
       const auto size = std::ssize(loaded.tokenizer().encode(item.prompt, {.add_bos = bos}));
       longest = std::max(longest, size + item.max_new_tokens);
     }
-    EngineOptions engine_options{
-        .threads = options_.device.thread_pool(),
-        .precision = device.precision(),
-        .deterministic = device.deterministic,
-        .kv_dtype = device.kv(),
-        .max_context = std::min(longest, loaded.model().max_positions()),
-        .max_sequences = options_.max_sequences > 0 ? options_.max_sequences : 8};
-    if (options_.batch_tokens > 0) engine_options.batch_tokens = options_.batch_tokens;
-    Engine engine(loaded, engine_options);
+    EngineOptions settings =
+        engine_options(device, std::min(longest, loaded.model().max_positions()));
+    settings.workspace_bytes = workspace_of(loaded);
+    Engine engine(loaded, settings);
     Progress progress(std::ssize(*file.generation), file.name);
     return score_generation(engine, loaded, *file.generation, file.path, bos,
                             [&](int64_t) { progress.add(1); });
   }
 
+  // Of a text: its characters, tokens and their scores.
+  static constexpr int64_t kBytesPerTextByte = 128;
+
   const EvalOptions& options_;
+  int64_t workspace_bytes_ = 0, reference_workspace_bytes_ = 0;  // 0: no limit
   std::vector<TaskFile> task_files_;
   std::vector<TextDocument> texts_;
+  std::optional<MemoryPlan> memory_;
   std::optional<LoadedModel> loaded_, reference_;
   EvalReport report_;
 };
@@ -351,12 +462,18 @@ void run_eval(const EvalOptions& options, const CLI::App& command) {
   options.device.apply();
   if (options.has_reference()) options.reference_device().apply();
   check(options);
-  const EvalReport report = Evaluation(options, command).run();
+  Evaluation evaluation(options, command);
+  const EvalReport report = evaluation.run();
+  nlohmann::ordered_json json = to_json(report);
+  if (evaluation.memory()) {
+    json["memory"] = memory_json(*evaluation.memory(), options.memory.budget_bytes());
+  }
   const std::string as_json =
-      to_json(report).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+      json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   if (!options.output.empty()) write_text_file(options.output, as_json);
   if (!options.html.empty()) write_text_file(options.html, to_html(report));
   write_out(options.json ? as_json : eval_tables(report));
+  if (evaluation.memory()) report_peak(*evaluation.memory());
   if (options.max_delta_nll) check_delta(report, *options.max_delta_nll);
 }
 
@@ -423,6 +540,7 @@ void add_eval_command(CLI::App& app) {
       ->option_text("FILE");
   command->add_option("--html", options->html, "Also write a page with plots")->option_text("FILE");
   options->device.add_to(*command);
+  options->memory.add_to(*command);
   command->footer(
       "Examples:\n"
       "  braid eval ./model --text book.txt\n"

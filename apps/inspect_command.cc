@@ -8,6 +8,7 @@
 
 #include "apps/command.h"
 #include "apps/device_options.h"
+#include "apps/memory_options.h"
 #include "apps/table.h"
 #include "apps/text_io.h"
 #include "base/error.h"
@@ -19,13 +20,29 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr int64_t kStepTokens = 512;  // the default of `run`
+
 struct InspectOptions {
   DeviceOptions device;
+  MemoryOptions memory;
   int64_t context = 0;
   int64_t max_sequences = 1;
   bool tensors = false;
   bool json = false;
 };
+
+// As `run` would plan it with these sequences.
+MemoryPlan plan_memory(const InspectOptions& options, const LoadedModel& loaded,
+                       const CacheOptions& cache) {
+  const auto device = device_memory(loaded.device(), num_threads_of(options.device));
+  MemoryPlan plan = base_plan(*device, loaded);
+  add_model(plan, "", loaded.model(), planned_weight_bytes(options.device, loaded), cache,
+            {.tokens = cache.max_step_tokens,
+             .logits_rows = cache.max_sequences,
+             .precision = options.device.precision()},
+            *device);
+  return plan;
+}
 
 // Of `model`, or of its draft head, for the same sequences.
 CachePlan make_plan(const InspectOptions& options, const Model& model) {
@@ -35,11 +52,12 @@ CachePlan make_plan(const InspectOptions& options, const Model& model) {
   if (context > model.max_positions()) {
     throw Error("--ctx-size {}: the model's limit is {}", context, model.max_positions());
   }
-  return plan_cache(model.cache_layout(), {.kv_dtype = options.device.kv(),
-                                           .max_tokens = context * options.max_sequences,
-                                           .max_sequences = options.max_sequences,
-                                           .max_sequence_tokens = context,
-                                           .max_step_tokens = std::min<int64_t>(512, context)});
+  return plan_cache(model.cache_layout(),
+                    {.kv_dtype = options.device.kv(),
+                     .max_tokens = context * options.max_sequences,
+                     .max_sequences = options.max_sequences,
+                     .max_sequence_tokens = context,
+                     .max_step_tokens = std::min<int64_t>(kStepTokens, context)});
 }
 
 // Bytes and tensors by storage type, in the order of the names.
@@ -162,9 +180,29 @@ void print_cache(const InspectOptions& inspect, const Model& model) {
 
 void run_inspect(const InspectOptions& options) {
   options.device.apply();
+  const int64_t budget = options.memory.budget_bytes();
+  if (budget > 0) options.memory.describe(options.device);
   LoadedModel loaded = options.device.load(/*with_tokenizer=*/true, /*read_ahead=*/false);
+  const CachePlan cache = make_plan(options, loaded.model());
+  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+    CacheOptions shaped = cache.options;
+    shaped.max_sequences = shape.sequences;
+    shaped.max_sequence_tokens = shape.context;
+    shaped.max_tokens = shape.context * shape.sequences;
+    shaped.max_step_tokens = std::min<int64_t>(kStepTokens, shape.context);
+    return plan_memory(options, loaded, shaped);
+  };
+  const MemoryShape shape{cache.options.max_sequence_tokens, cache.options.max_sequences};
   if (options.json) {
-    write_out(to_json(options, loaded).dump(2) + "\n");
+    Json json = to_json(options, loaded);
+    if (budget > 0) {
+      json["memory"] = memory_json(plan(shape), budget);
+      const auto context = fitting_context(budget, shape, plan);
+      json["memory"]["fits"] = plan(shape).total() <= budget;
+      json["memory"]["largest_context"] = context ? Json(*context) : Json();
+    }
+    write_out(json.dump(2) + "\n");
+    if (budget > 0) enforce_budget(budget, shape, plan);
     return;
   }
   const Model& model = loaded.model();
@@ -185,6 +223,7 @@ void run_inspect(const InspectOptions& options) {
   fmt::print("\n{}", types.to_string());
   print_cache(options, model);
   if (options.tensors) print_tensors(loaded.files().weights());
+  if (budget > 0) enforce_budget(budget, shape, plan);
 }
 
 }  // namespace
@@ -204,6 +243,7 @@ void add_inspect_command(CLI::App& app) {
   command->add_flag("--tensors", options->tensors, "List every tensor");
   command->add_flag("--json", options->json, "Print JSON");
   options->device.add_to(*command);
+  options->memory.add_to(*command);
   command->footer(
       "Examples:\n  braid inspect demo:gemma4\n  braid inspect model.gguf --tensors --ctx-size "
       "8192");

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "apps/command.h"
 #include "apps/device_options.h"
 #include "apps/id_lines.h"
+#include "apps/memory_options.h"
 #include "apps/profile_options.h"
 #include "base/check.h"
 #include "base/error.h"
@@ -21,6 +23,7 @@ namespace {
 struct LogitsOptions {
   DeviceOptions device;
   ProfileOptions profile;
+  MemoryOptions memory;
   std::string ids_file;
   std::string output;
   int64_t batch_tokens = 0;
@@ -48,9 +51,47 @@ class HiddenStateWriter : public StepContext::Observer {
   size_t line_;
 };
 
+CacheOptions logits_cache(const LogitsOptions& options, const Model& model, int64_t longest) {
+  const int64_t row_bytes = model.vocab_size() * static_cast<int64_t>(sizeof(float));
+  const int64_t step_tokens =
+      options.batch_tokens > 0 ? options.batch_tokens
+                               : std::clamp<int64_t>(kMaxLogitsBytesPerStep / row_bytes, 16, 512);
+  return {.kv_dtype = options.device.kv(),
+          .max_tokens = longest,
+          .max_step_tokens = std::min(step_tokens, longest)};
+}
+
+MemoryPlan plan_memory(const LogitsOptions& options) {
+  const LoadedModel described = options.memory.describe(options.device);
+  const Model& model = described.model();
+  const auto device = device_memory(described.device(), num_threads_of(options.device));
+  const int64_t weights = planned_weight_bytes(options.device, described);
+  int64_t longest = 1;
+  for (const auto& line : read_id_lines(options.ids_file, model.vocab_size())) {
+    longest = std::max<int64_t>(longest, std::ssize(line));
+  }
+  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+    const CacheOptions cache = logits_cache(options, model, shape.context);
+    MemoryPlan result = base_plan(*device, described);
+    add_model(result, "", model, weights, cache,
+              {.tokens = cache.max_step_tokens,
+               .logits_rows = cache.max_step_tokens,
+               .precision = options.device.precision()},
+              *device);
+    return result;
+  };
+  enforce_budget(options.memory.budget_bytes(), {.context = longest}, plan);
+  return plan({.context = longest});
+}
+
 void run_logits(const LogitsOptions& options) {
   options.device.apply();
   options.profile.check();
+  if (options.memory.wanted() && options.ids_file == "-") {
+    throw UsageError("--memory-budget needs the ids in a file, to plan before they are computed");
+  }
+  std::optional<MemoryPlan> memory;
+  if (options.memory.wanted()) memory = plan_memory(options);
   const LoadedModel loaded = options.device.load(/*with_tokenizer=*/false);
   const Model& model = loaded.model();
   spdlog::info("{}", to_string(model.load_report()));
@@ -70,22 +111,17 @@ void run_logits(const LogitsOptions& options) {
       tensors.push_back({hidden_name(i, layer), DType::kF32, {length, model.hidden_size()}});
     }
   }
-  const int64_t row_bytes = model.vocab_size() * static_cast<int64_t>(sizeof(float));
-  const int64_t step_tokens =
-      options.batch_tokens > 0 ? options.batch_tokens
-                               : std::clamp<int64_t>(kMaxLogitsBytesPerStep / row_bytes, 16, 512);
 
   ThreadPool threads(options.device.thread_pool());
   Stream stream(threads, loaded.device());
   stream.set_profiler(options.profile.profiler());
-  CachePool pool(model.cache_layout(),
-                 {.kv_dtype = options.device.kv(),
-                  .max_tokens = longest,
-                  .max_step_tokens = std::min(step_tokens, longest)},
-                 loaded.device());
-  Runner runner(
-      model, pool, stream,
-      {.precision = options.device.precision(), .deterministic = options.device.deterministic});
+  CachePool pool(model.cache_layout(), logits_cache(options, model, longest), loaded.device());
+  RunnerOptions runner_options{.precision = options.device.precision(),
+                               .deterministic = options.device.deterministic};
+  if (memory) {
+    runner_options.workspace_bytes = static_cast<size_t>(memory->bytes(MemoryKind::kWorkspace));
+  }
+  Runner runner(model, pool, stream, runner_options);
   SafetensorsWriter writer(options.output, tensors);
   for (size_t i = 0; i < lines.size(); ++i) {
     SequenceState sequence(pool);
@@ -104,6 +140,7 @@ void run_logits(const LogitsOptions& options) {
   }
   writer.finish();
   options.profile.report();
+  if (memory) report_peak(*memory);
   spdlog::info("{}: logits of {} sequences", options.output, lines.size());
 }
 
@@ -128,6 +165,7 @@ void add_logits_command(CLI::App& app) {
   command->add_flag("--hidden-states", options->hidden_states,
                     "Also write each layer's output: hidden.LINE.LAYER [tokens, hidden]");
   options->device.add_to(*command);
+  options->memory.add_to(*command);
   options->profile.add_to(*command);
   command->footer(
       "Examples:\n"

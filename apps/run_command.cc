@@ -12,6 +12,7 @@
 #include "apps/command.h"
 #include "apps/device_options.h"
 #include "apps/interrupt.h"
+#include "apps/memory_options.h"
 #include "apps/profile_options.h"
 #include "apps/sampling_options.h"
 #include "apps/speculation_options.h"
@@ -37,6 +38,7 @@ struct RunOptionsCli {
   SamplingOptions sampling;
   SpeculationCli speculation;
   ProfileOptions profile;
+  MemoryOptions memory;
   std::optional<std::string> prompt;
   std::string prompt_file;
   bool chat = false;
@@ -73,6 +75,58 @@ void check(const RunOptionsCli& options) {
   options.sampling.check();
   options.speculation.check();
   options.profile.check();
+  const bool drafts =
+      options.speculation.drafter != "off" && options.speculation.drafter != "ngram";
+  if (options.memory.budget_bytes() > 0 && drafts) {
+    throw UsageError("--memory-budget does not plan draft models; leave --speculate out");
+  }
+}
+
+// Of everything but drafts.
+EngineOptions engine_options(const RunOptionsCli& options, bool interactive) {
+  return {.threads = options.device.thread_pool(),
+          .precision = options.device.precision(),
+          .deterministic = options.device.deterministic,
+          .kv_dtype = options.device.kv(),
+          .max_context = options.context,
+          .max_sequences = options.prompts.empty() ? 1 : options.max_sequences,
+          .batch_tokens = options.batch_tokens,
+          .reuse_last = interactive,
+          .profiler = options.profile.profiler()};
+}
+
+// Settles the context and the workspace within the budget; throws Error if nothing fits.
+MemoryPlan plan_memory(const RunOptionsCli& options, EngineOptions& engine) {
+  const int64_t budget = options.memory.budget_bytes();
+  const LoadedModel described = options.memory.describe(options.device);
+  const Model& model = described.model();
+  const auto device = device_memory(described.device(), num_threads_of(options.device));
+  const int64_t weights = planned_weight_bytes(options.device, described);
+  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+    EngineOptions shaped = engine;
+    shaped.max_sequences = shape.sequences;
+    const CacheOptions cache = cache_options(model, shaped, shape.context);
+    MemoryPlan result = base_plan(*device, described);
+    add_model(result, "", model, weights, cache,
+              {.tokens = cache.max_step_tokens,
+               .logits_rows = shape.sequences,
+               .precision = engine.precision},
+              *device);
+    return result;
+  };
+  MemoryShape shape{resolve_context(model, engine.max_context), engine.max_sequences};
+  if (engine.max_context == 0) {
+    const auto context = fitting_context(budget, shape, plan);
+    if (context && *context < shape.context) {
+      spdlog::info("context of {} tokens: as many as the memory budget has room for", *context);
+      shape.context = *context;
+    }
+  }
+  enforce_budget(budget, shape, plan);
+  engine.max_context = shape.context;
+  MemoryPlan settled = plan(shape);
+  engine.workspace_bytes = settled.bytes(MemoryKind::kWorkspace);
+  return settled;
 }
 
 void print_stats(const Engine& engine, const SpeculationCli& speculation) {
@@ -109,7 +163,8 @@ nlohmann::ordered_json to_json(const LoadedModel& loaded, const std::string& pro
 // One prompt: it is printed (unless in a chat) and the text streams after it, or one JSON object
 // follows at the end.
 void run_once(const RunOptionsCli& options, Engine& engine, const LoadedModel& loaded,
-              const ChatSettings& settings, const std::string& prompt) {
+              const ChatSettings& settings, const std::optional<MemoryPlan>& memory,
+              const std::string& prompt) {
   GenerationRequest request;
   request.prompt = encode_turn(loaded, settings, prompt);
   request.sampling = options.sampling.params(loaded.generation());
@@ -147,6 +202,7 @@ void run_once(const RunOptionsCli& options, Engine& engine, const LoadedModel& l
     if (const auto drafts = engine.speculation_stats()) {
       json["speculation"] = to_json(*drafts, options.speculation);
     }
+    if (memory) json["memory"] = memory_json(*memory, options.memory.budget_bytes());
     write_out(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   }
   write_out("\n");
@@ -165,6 +221,9 @@ void run(const RunOptionsCli& options) {
   const bool interactive = !batch && !prompt;
   if (interactive && options.json) throw UsageError("--json needs a prompt (-p or -f)");
 
+  EngineOptions engine_settings = engine_options(options, interactive);
+  std::optional<MemoryPlan> memory;
+  if (options.memory.wanted()) memory = plan_memory(options, engine_settings);
   const LoadedModel loaded = options.device.load();
   spdlog::info("{}: {}", loaded.origin(), to_string(loaded.model().load_report()));
   std::optional<ChatTemplate> own_template;
@@ -186,16 +245,8 @@ void run(const RunOptionsCli& options) {
   const SamplingParams sampling = options.sampling.params(loaded.generation());
   const StopConditions stop = options.sampling.stop(loaded.generation());
 
-  Engine engine(loaded, {.threads = options.device.thread_pool(),
-                         .precision = options.device.precision(),
-                         .deterministic = options.device.deterministic,
-                         .kv_dtype = options.device.kv(),
-                         .max_context = options.context,
-                         .max_sequences = batch ? options.max_sequences : 1,
-                         .batch_tokens = options.batch_tokens,
-                         .reuse_last = interactive,
-                         .speculation = options.speculation.load(loaded),
-                         .profiler = options.profile.profiler()});
+  engine_settings.speculation = options.speculation.load(loaded);
+  Engine engine(loaded, engine_settings);
   if (batch) {
     const bool complete =
         run_batch(engine, loaded, *files,
@@ -206,6 +257,7 @@ void run(const RunOptionsCli& options) {
                   options.resume);
     print_stats(engine, options.speculation);
     options.profile.report();
+    if (memory) report_peak(*memory);
     if (!complete) throw Error("{}: not every line was generated; see the output", files->origin);
   } else if (interactive) {
     run_chat_session(engine, loaded,
@@ -216,9 +268,10 @@ void run(const RunOptionsCli& options) {
     print_stats(engine, options.speculation);
     options.profile.report();
   } else {
-    run_once(options, engine, loaded, settings, *prompt);
+    run_once(options, engine, loaded, settings, memory, *prompt);
     options.profile.report();
   }
+  if (memory && !batch) report_peak(*memory);
 }
 
 }  // namespace
@@ -279,6 +332,7 @@ void add_run_command(CLI::App& app) {
   options->sampling.add_to(*command);
   options->speculation.add_to(*command);
   options->device.add_to(*command);
+  options->memory.add_to(*command);
   options->profile.add_to(*command);
   command->footer(
       "Examples:\n"

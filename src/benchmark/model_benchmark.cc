@@ -25,8 +25,15 @@ struct Lane {
       : threads({.num_threads = num_threads, .pin = options.pin_threads}),
         stream(threads, options.device),
         pool(model.cache_layout(), cache, options.device),
-        runner(model, pool, stream,
-               {.precision = options.precision, .deterministic = options.deterministic}) {}
+        runner(model, pool, stream, runner_options(options)) {}
+
+  static RunnerOptions runner_options(const ModelBenchmarkOptions& options) {
+    RunnerOptions runner{.precision = options.precision, .deterministic = options.deterministic};
+    if (options.workspace_bytes > 0) {
+      runner.workspace_bytes = static_cast<size_t>(options.workspace_bytes);
+    }
+    return runner;
+  }
 
   ThreadPool threads;
   Stream stream;
@@ -116,12 +123,7 @@ class ModelBenchmark {
   }
 
   void make_lanes() {
-    const int64_t step_tokens = std::max(options_.batch_tokens, most_sequences_);
-    const CacheOptions cache{.kv_dtype = options_.kv_dtype,
-                             .max_tokens = longest_ * most_sequences_,
-                             .max_sequences = most_sequences_,
-                             .max_sequence_tokens = longest_,
-                             .max_step_tokens = step_tokens};
+    const CacheOptions cache = benchmark_cache(options_, longest_, most_sequences_);
     for (Case& each : cases_) {
       const int wanted = each.row.threads;
       auto known = std::find_if(lanes_.begin(), lanes_.end(),
@@ -240,6 +242,35 @@ class ModelBenchmark {
 };
 
 }  // namespace
+
+int64_t longest_sequence(const ModelBenchmarkOptions& options) {
+  int64_t longest = 1;
+  for (const auto* counts : {&options.prompts, &options.generates}) {
+    for (const int64_t each : *counts) {
+      for (const int64_t depth : options.depths) {
+        if (each > 0) longest = std::max(longest, each + depth);
+      }
+    }
+  }
+  return longest;
+}
+
+int64_t most_sequences(const ModelBenchmarkOptions& options) {
+  int64_t most = 1;
+  for (const auto* counts : {&options.batches, &options.prompt_batches}) {
+    for (const int64_t each : *counts) most = std::max(most, each);
+  }
+  return most;
+}
+
+CacheOptions benchmark_cache(const ModelBenchmarkOptions& options, int64_t longest,
+                             int64_t sequences) {
+  return {.kv_dtype = options.kv_dtype,
+          .max_tokens = longest * sequences,
+          .max_sequences = sequences,
+          .max_sequence_tokens = longest,
+          .max_step_tokens = std::max(options.batch_tokens, sequences)};
+}
 
 std::vector<BenchRow> run_model_benchmark(const Model& model, const ModelBenchmarkOptions& options,
                                           const BenchProgressFunction& progress) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "benchmark/result.h"
+#include "cache/cache_plan.h"
 #include "models/model.h"
 #include "ops/linear/linear.h"
 
@@ -25,10 +26,18 @@ struct ModelBenchmarkOptions {
   ActivationPrecision precision = ActivationPrecision::kInt8;
   bool deterministic = false;  // RunnerOptions
   DType kv_dtype = DType::kBF16;
-  uint64_t seed = 0;  // of the token ids
+  uint64_t seed = 0;            // of the token ids
+  int64_t workspace_bytes = 0;  // most for a step's activations; 0: no limit worth the name
   // If set, profilers keep their events, and this sees each row's after its profiled run.
   std::function<void(const Profiler&)> on_profile;
 };
+
+// The longest sequence and the most sequences side by side of all rows.
+int64_t longest_sequence(const ModelBenchmarkOptions& options);
+int64_t most_sequences(const ModelBenchmarkOptions& options);
+// Of the cache that each number of threads gets.
+CacheOptions benchmark_cache(const ModelBenchmarkOptions& options, int64_t longest,
+                             int64_t sequences);
 
 // What is being done: run `done` of `total` (ceilings and warm-up included) and, once every row has
 // run, the seconds that the rest will take (before: negative).

@@ -225,7 +225,7 @@ void fill_panels(const Pieces& pieces, const Weight& weight, std::byte* to) {
 }  // namespace
 
 Weight make_dummy_weight(uint64_t seed, std::string_view name, const Shape& shape,
-                         const QuantFormat& format) {
+                         const QuantFormat& format, bool fill) {
   const int64_t elements = shape.num_elements();
   BRAID_CHECK(shape.rank() > 0 && elements > 0, "tensor {}: shape {}", name, to_string(shape));
   Random random(seed, name);
@@ -236,6 +236,13 @@ Weight make_dummy_weight(uint64_t seed, std::string_view name, const Shape& shap
   }
   const int64_t cols = shape.dim(-1);
   const QuantFormat& fitting = fitting_format(quant_format(format.id), cols);
+  Weight weight{.format = &fitting, .shape = shape};
+  if (format.panels() && !fitting.plain()) weight.format = panel_format(fitting);
+  const auto buffer = std::make_shared<Buffer>(static_cast<size_t>(weight.size_bytes()), Device{});
+  weight.data = buffer->data();
+  weight.owner = buffer;
+  if (!fill) return weight;
+
   const float deviation = 1 / std::sqrt(static_cast<float>(cols));
   const auto row_bytes = static_cast<size_t>(fitting.row_bytes(cols));
   // Of whole rows if these have headers, else of blocks.
@@ -249,16 +256,11 @@ Weight make_dummy_weight(uint64_t seed, std::string_view name, const Shape& shap
   const Pieces pieces(pool, whole_rows ? row_bytes : static_cast<size_t>(fitting.block_bytes),
                       random, static_cast<size_t>(elements / cols) * row_bytes);
 
-  Weight weight{.format = &fitting, .shape = shape};
-  if (format.panels() && !fitting.plain()) weight.format = panel_format(fitting);
-  const auto buffer = std::make_shared<Buffer>(static_cast<size_t>(weight.size_bytes()), Device{});
   if (weight.format->panels()) {
     fill_panels(pieces, weight, buffer->data());
   } else {
     fill_rows(pieces, elements / cols, row_bytes, buffer->data());
   }
-  weight.data = buffer->data();
-  weight.owner = buffer;
   return weight;
 }
 

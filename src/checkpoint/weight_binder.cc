@@ -102,7 +102,8 @@ Weight WeightBinder::weight(const std::string& name, const Shape& shape) {
   }
   Weight weight;
   if (map_.is_dummy()) {
-    weight = make_dummy_weight(map_.dummy_seed(), name, shape, map_.dummy_formats().of(name));
+    weight = make_dummy_weight(map_.dummy_seed(), name, shape, map_.dummy_formats().of(name),
+                               map_.fills_dummy());
   } else {
     const StoredTensor* tensor = take(name, &shape);
     if (tensor == nullptr) return {};

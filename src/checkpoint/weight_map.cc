@@ -14,10 +14,11 @@ std::string place(const StoredTensor& tensor) {
 
 }  // namespace
 
-WeightMap WeightMap::dummy(uint64_t seed, const DummyFormats& formats) {
+WeightMap WeightMap::dummy(uint64_t seed, const DummyFormats& formats, bool fill) {
   WeightMap map;
   map.dummy_seed_ = seed;
   map.dummy_formats_ = formats;
+  map.fills_dummy_ = fill;
   map.origin_ = "random weights";
   return map;
 }

@@ -42,8 +42,9 @@ class WeightMap {
 
   // Weights of any name and shape, seeded by (seed, name): for benchmarks at real sizes. Values are
   // about N(0, 1/cols); vectors are near 1. Matrices come in their format of `formats`, or in
-  // one of smaller blocks where its blocks do not divide a row; their memory is really filled.
-  static WeightMap dummy(uint64_t seed, const DummyFormats& formats);
+  // one of smaller blocks where its blocks do not divide a row; their memory is really filled,
+  // unless `fill` is false: then matrices read as zeros and take no memory.
+  static WeightMap dummy(uint64_t seed, const DummyFormats& formats, bool fill = true);
 
   // Throws Error naming both files if the name is taken.
   void add(StoredTensor tensor);
@@ -57,6 +58,7 @@ class WeightMap {
   bool is_dummy() const { return dummy_formats_.has_value(); }
   const DummyFormats& dummy_formats() const { return *dummy_formats_; }
   uint64_t dummy_seed() const { return dummy_seed_; }
+  bool fills_dummy() const { return fills_dummy_; }
   size_t size() const { return tensors_.size(); }
   const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
   // The checkpoint's path, for messages.
@@ -68,6 +70,7 @@ class WeightMap {
   std::string origin_;
   std::optional<DummyFormats> dummy_formats_;
   uint64_t dummy_seed_ = 0;
+  bool fills_dummy_ = true;
 };
 
 // What became of a checkpoint's tensors.

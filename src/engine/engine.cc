@@ -10,18 +10,6 @@
 namespace braid {
 namespace {
 
-int64_t resolve_context(const Model& model, int64_t asked) {
-  const int64_t limit = model.max_positions();
-  if (asked < 0)
-    throw Error("context of {} tokens: expected 1 or more, or 0 for the default", asked);
-  if (asked == 0) return std::min(limit, EngineOptions::kDefaultContext);
-  if (asked > limit) {
-    throw Error("context of {} tokens: the model's limit is {} (max_position_embeddings)", asked,
-                limit);
-  }
-  return asked;
-}
-
 ChunkOptions chunk_options(const Model& model, const EngineOptions& options, int64_t max_context) {
   return {.budget = std::min(options.batch_tokens, max_context),
           .alignment = model.prefill_alignment()};
@@ -32,16 +20,12 @@ int64_t max_kept_sequences(const EngineOptions& options) {
   return options.max_sequences + (options.reuse_last ? 1 : 0);
 }
 
-CacheOptions cache_options(const Model& model, const EngineOptions& options, int64_t max_context) {
-  const int64_t sequences = max_kept_sequences(options);
-  const int64_t step = max_planned_tokens(chunk_options(model, options, max_context));
-  const int64_t drafts = options.speculation.drafter ? options.speculation.max_drafts : 0;
-  return {.kv_dtype = options.kv_dtype,
-          .max_tokens = sequences * max_context,
-          .max_sequences = sequences,
-          .max_sequence_tokens = max_context,
-          .max_step_tokens = step,
-          .max_logged_tokens = drafts > 0 ? std::min(drafts + 1, step) : 0};
+RunnerOptions runner_options(const EngineOptions& options) {
+  RunnerOptions runner{.precision = options.precision, .deterministic = options.deterministic};
+  if (options.workspace_bytes > 0) {
+    runner.workspace_bytes = static_cast<size_t>(options.workspace_bytes);
+  }
+  return runner;
 }
 
 const EngineOptions& check(const EngineOptions& options) {
@@ -58,6 +42,30 @@ uint64_t random_seed() {
 }
 
 }  // namespace
+
+int64_t resolve_context(const Model& model, int64_t asked) {
+  const int64_t limit = model.max_positions();
+  if (asked < 0)
+    throw Error("context of {} tokens: expected 1 or more, or 0 for the default", asked);
+  if (asked == 0) return std::min(limit, EngineOptions::kDefaultContext);
+  if (asked > limit) {
+    throw Error("context of {} tokens: the model's limit is {} (max_position_embeddings)", asked,
+                limit);
+  }
+  return asked;
+}
+
+CacheOptions cache_options(const Model& model, const EngineOptions& options, int64_t max_context) {
+  const int64_t sequences = max_kept_sequences(options);
+  const int64_t step = max_planned_tokens(chunk_options(model, options, max_context));
+  const int64_t drafts = options.speculation.drafter ? options.speculation.max_drafts : 0;
+  return {.kv_dtype = options.kv_dtype,
+          .max_tokens = sequences * max_context,
+          .max_sequences = sequences,
+          .max_sequence_tokens = max_context,
+          .max_step_tokens = step,
+          .max_logged_tokens = drafts > 0 ? std::min(drafts + 1, step) : 0};
+}
 
 struct Engine::Sequence {
   Sequence(RequestId id, GenerationRequest request, uint64_t seed, const Tokenizer* tokenizer)
@@ -101,8 +109,7 @@ Engine::Engine(const LoadedModel& loaded, const EngineOptions& options)
       stream_(threads_, loaded.device()),
       pool_(loaded.model().cache_layout(), cache_options(loaded.model(), options, max_context_),
             loaded.device()),
-      runner_(loaded.model(), pool_, stream_,
-              {.precision = options.precision, .deterministic = options.deterministic}) {
+      runner_(loaded.model(), pool_, stream_, runner_options(options)) {
   stream_.set_profiler(options.profiler);
   if (!options.speculation.drafter) return;
   speculation_.emplace(options.speculation,

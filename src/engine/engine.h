@@ -32,11 +32,18 @@ struct EngineOptions {
   bool reuse_last = false;
   // Changes no text, only its speed.
   SpeculationOptions speculation;
+  // Most memory for a step's activations; a step that needs more fails. 0: no limit worth the name.
+  int64_t workspace_bytes = 0;
   // Watches the ops, if given; must outlive the engine.
   Profiler* profiler = nullptr;
 
   static constexpr int64_t kDefaultContext = 32768;
 };
+
+// What an engine with these options makes its cache of, given the context it settles on. Throws
+// Error for a context that the model does not have.
+int64_t resolve_context(const Model& model, int64_t asked);
+CacheOptions cache_options(const Model& model, const EngineOptions& options, int64_t max_context);
 
 struct EngineStats {
   int64_t prompt_tokens = 0;  // computed

@@ -26,7 +26,7 @@ LoadedModel LoadedModel::load(std::string_view model, const LoadOptions& options
           "others (docs/quantised-weights.md)",
           options.dummy_format);
     }
-    files.weights() = WeightMap::dummy(options.dummy_seed, *formats);
+    files.weights() = WeightMap::dummy(options.dummy_seed, *formats, /*fill=*/options.read_ahead);
     files.weights().set_origin(loaded.origin_);
   }
   if (options.read_ahead && !options.dummy_weights) files.read_ahead();

@@ -25,6 +25,23 @@ int64_t step_tokens(const ScorerOptions& options) {
   return std::clamp(bytes / row_bytes, kFewestStepTokens, kMostStepTokens);
 }
 
+ScorerOptions resolved(ScorerOptions options) {
+  options.batch_tokens = step_tokens(options);
+  if (options.max_sequences == 0) {
+    options.max_sequences = std::max<int64_t>(1, options.batch_tokens / kShortSequence);
+  }
+  return options;
+}
+
+int64_t alignment(const ScorerOptions& options) {
+  int64_t alignment = 1;
+  for (const ScorerModel* scored : {&options.model, &options.reference}) {
+    if (scored->loaded == nullptr) continue;
+    alignment = std::max(alignment, scored->loaded->model().prefill_alignment());
+  }
+  return alignment;
+}
+
 // Of all sequences that are taken up at a time.
 int64_t max_held_tokens(const ScorerOptions& options) {
   return options.batch_tokens + options.max_sequence_tokens;
@@ -40,20 +57,36 @@ void check_model(const ScorerModel& scored, int64_t tokens) {
 
 }  // namespace
 
+CacheOptions scorer_cache(const ScorerOptions& options, const ScorerModel& scored) {
+  const ScorerOptions settled = resolved(options);
+  return {.kv_dtype = scored.kv_dtype,
+          .max_tokens = max_held_tokens(settled),
+          .max_sequences = settled.max_sequences,
+          .max_sequence_tokens = settled.max_sequence_tokens,
+          .max_step_tokens = max_planned_tokens(
+              {.budget = settled.batch_tokens, .alignment = alignment(settled)})};
+}
+
+StepSize scorer_step(const ScorerOptions& options, const ScorerModel& scored) {
+  const int64_t tokens = scorer_cache(options, scored).max_step_tokens;
+  return {.tokens = tokens, .logits_rows = tokens, .precision = scored.precision};
+}
+
 // One model with what it computes in.
 struct LikelihoodScorer::Lane {
-  Lane(const ScorerModel& scored, ThreadPool& threads, const ScorerOptions& options,
-       int64_t max_step_tokens)
+  Lane(const ScorerModel& scored, ThreadPool& threads, const ScorerOptions& options)
       : stream(threads, scored.loaded->device()),
-        pool(scored.loaded->model().cache_layout(),
-             {.kv_dtype = scored.kv_dtype,
-              .max_tokens = max_held_tokens(options),
-              .max_sequences = options.max_sequences,
-              .max_sequence_tokens = options.max_sequence_tokens,
-              .max_step_tokens = max_step_tokens},
+        pool(scored.loaded->model().cache_layout(), scorer_cache(options, scored),
              scored.loaded->device()),
-        runner(scored.loaded->model(), pool, stream,
-               {.precision = scored.precision, .deterministic = scored.deterministic}) {}
+        runner(scored.loaded->model(), pool, stream, runner_options(scored)) {}
+
+  static RunnerOptions runner_options(const ScorerModel& scored) {
+    RunnerOptions runner{.precision = scored.precision, .deterministic = scored.deterministic};
+    if (scored.workspace_bytes > 0) {
+      runner.workspace_bytes = static_cast<size_t>(scored.workspace_bytes);
+    }
+    return runner;
+  }
 
   Stream stream;
   CachePool pool;
@@ -71,7 +104,6 @@ LikelihoodScorer::LikelihoodScorer(const ScorerOptions& options)
   BRAID_CHECK(options_.model.loaded != nullptr && options_.max_sequence_tokens > 0,
               "no model, or no length");
   check_model(options_.model, options_.max_sequence_tokens);
-  alignment_ = model().prefill_alignment();
   if (has_reference()) {
     check_model(options_.reference, options_.max_sequence_tokens);
     const Model& reference = options_.reference.loaded->model();
@@ -82,17 +114,12 @@ LikelihoodScorer::LikelihoodScorer(const ScorerOptions& options)
           options_.model.loaded->origin(), model().vocab_size(),
           options_.reference.loaded->origin(), reference.vocab_size());
     }
-    alignment_ = std::max(alignment_, reference.prefill_alignment());
   }
-  options_.batch_tokens = step_tokens(options_);
-  if (options_.max_sequences == 0) {
-    options_.max_sequences = std::max<int64_t>(1, options_.batch_tokens / kShortSequence);
-  }
-  const int64_t most =
-      max_planned_tokens({.budget = options_.batch_tokens, .alignment = alignment_});
-  lane_ = std::make_unique<Lane>(options_.model, threads_, options_, most);
+  alignment_ = alignment(options_);
+  options_ = resolved(options_);
+  lane_ = std::make_unique<Lane>(options_.model, threads_, options_);
   if (has_reference()) {
-    reference_lane_ = std::make_unique<Lane>(options_.reference, threads_, options_, most);
+    reference_lane_ = std::make_unique<Lane>(options_.reference, threads_, options_);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/thread_pool.h"
 #include "engine/loaded_model.h"
+#include "engine/memory_plan.h"
 #include "evaluate/row_score.h"
 #include "ops/linear/linear.h"
 #include "tensor/dtype.h"
@@ -20,6 +21,7 @@ struct ScorerModel {
   ActivationPrecision precision = ActivationPrecision::kF32;
   bool deterministic = false;  // RunnerOptions
   DType kv_dtype = DType::kBF16;
+  int64_t workspace_bytes = 0;  // most for a step's activations; 0: no limit worth the name
 };
 
 struct ScorerOptions {
@@ -30,6 +32,10 @@ struct ScorerOptions {
   int64_t max_sequences = 0;        // side by side; 0: as many as fill a step
   int64_t batch_tokens = 0;         // in one forward pass; 0: by the bytes of their logits
 };
+
+// What the scorer of these options makes each model's cache of, and the largest of its steps.
+CacheOptions scorer_cache(const ScorerOptions& options, const ScorerModel& scored);
+StepSize scorer_step(const ScorerOptions& options, const ScorerModel& scored);
 
 // Tokens of which some are to be judged by those before them.
 struct ScoredSequence {

@@ -31,6 +31,9 @@ class Gemma4 : public Model {
   int64_t num_layers() const override { return static_cast<int64_t>(config_.layers.size()); }
   int64_t max_positions() const override { return config_.max_positions; }
   CacheLayout cache_layout() const override;
+  int64_t shared_elements_per_token() const override {
+    return 2 * num_layers() * config_.per_layer_width;
+  }
   LayerInfo layer_info(int64_t layer) const override;
   const LoadReport& load_report() const override { return load_report_; }
   TensorView embed(StepContext& step) const override;

@@ -51,6 +51,7 @@ class LayerBinder {
     Weight weight = binder_.weight(prefix_ + name, shape);
     info_.num_parameters += shape.num_elements();
     if (!weight.empty()) {
+      count_elements(name, shape, share);
       info_.bytes_read_per_token += weight.size_bytes() / share.of * share.read;
     }
     return weight;
@@ -68,10 +69,30 @@ class LayerBinder {
   }
 
  private:
+  void count_elements(const std::string& name, const Shape& shape, Share share) {
+    if (shape.rank() < 2) return;
+    // A stack [matrices, rows, cols], or one of so many matrices.
+    const double active = shape.rank() == 3
+                              ? static_cast<double>(share.read)
+                              : static_cast<double>(share.read) / static_cast<double>(share.of);
+    info_.output_elements += active * static_cast<double>(shape.dim(-2));
+    const std::string matrix = name.substr(0, name.rfind('.'));
+    const std::string parent = matrix.substr(0, matrix.rfind('.'));
+    const bool ends_block = matrix.find("o_proj") != matrix.npos ||
+                            matrix.find("out_proj") != matrix.npos ||
+                            matrix.find("down_proj") != matrix.npos;
+    const bool shares_input = !ends_block && parent == last_parent_ && shape.dim(-1) == last_cols_;
+    if (!shares_input) info_.input_elements += active * static_cast<double>(shape.dim(-1));
+    last_parent_ = parent;
+    last_cols_ = shape.dim(-1);
+  }
+
   WeightBinder& binder_;
   std::string prefix_;
   Norms norms_;
   LayerInfo& info_;
+  std::string last_parent_;  // of the matrix bound last
+  int64_t last_cols_ = 0;
 };
 
 }  // namespace braid

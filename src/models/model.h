@@ -17,6 +17,10 @@ struct LayerInfo {
   std::string feed_forward;  // "dense 2112 + moe 8 of 128 x 704"
   int64_t num_parameters = 0;
   int64_t bytes_read_per_token = 0;  // weights a single decoded token reads
+  // What a token's products with the layer's matrices read and write, elements; matrices in a row
+  // that read the same are counted once. For planning the workspace.
+  double input_elements = 0;
+  double output_elements = 0;
 };
 
 // A loaded decoder: weights and straight-line code, no state. Immutable, so one model serves any
@@ -45,6 +49,10 @@ class Model {
   // Of draft heads: the matrix [vocab, hidden] that makes logits of the hidden states a step
   // leaves, for those who want to do that themselves. Null: it is not as simple as that.
   virtual const Weight* vocabulary_head() const { return nullptr; }
+
+  // Elements that a token takes in the workspace outside the layers, apart from its hidden state,
+  // its rotation and its logits.
+  virtual int64_t shared_elements_per_token() const { return 0; }
 
   // Prompts are best split at multiples of this many tokens: then their results do not depend on
   // how they were split. 1: anywhere.

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "apps/byte_size.h"
 #include "apps/sampling_options.h"
 #include "apps/strict_json.h"
 #include "apps/table.h"
@@ -23,6 +24,21 @@ TEST(SplitLinesTest, EveryLineButNoneAfterTheLastBreak) {
   EXPECT_THAT(split_lines("a\r\n\nb\n"), ElementsAre("a", "", "b"));
   EXPECT_TRUE(is_blank(" \t"));
   EXPECT_FALSE(is_blank(" x"));
+}
+
+TEST(ByteSizeTest, UnitsAndErrors) {
+  EXPECT_EQ(parse_byte_size("1"), 1);
+  EXPECT_EQ(parse_byte_size("1000000"), 1000000);
+  EXPECT_EQ(parse_byte_size("10GiB"), int64_t{10} << 30);
+  EXPECT_EQ(parse_byte_size("512 MiB"), int64_t{512} << 20);
+  EXPECT_EQ(parse_byte_size("2k"), 2048);
+  EXPECT_EQ(parse_byte_size("1.5g"), int64_t{3} << 29);
+  EXPECT_EQ(parse_byte_size("200MB"), 200000000);
+  EXPECT_EQ(parse_byte_size("3TB"), 3000000000000);
+  for (const char* text : {"", "0", "-1", "x", "10 x", "1.2.3M", ".", "GiB", "1e3", "0.1", "inf",
+                           "99999999999999999999T"}) {
+    EXPECT_THROW(parse_byte_size(text), UsageError) << text;
+  }
 }
 
 TEST(ReadInputTest, FilesAndErrors) {

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "apps/device_options.h"
+#include "engine/memory_plan.h"
+
+namespace braid {
+
+// --memory-budget: what a command may take. Without it nothing is planned.
+class MemoryOptions {
+ public:
+  void add_to(CLI::App& command);
+  bool wanted() const { return !text_.empty(); }
+  int64_t budget_bytes() const;  // throws UsageError; 0 if not wanted
+
+  // A model that is only described: its weights are mapped, not read. Throws Error if even they
+  // exceed the budget.
+  LoadedModel describe(const DeviceOptions& device) const;
+
+ private:
+  std::string text_;
+};
+
+// How much a command computes at a time.
+struct MemoryShape {
+  int64_t context = 0;    // tokens of a sequence
+  int64_t sequences = 1;  // side by side
+};
+using MemoryPlanFunction = std::function<MemoryPlan(const MemoryShape&)>;
+
+// An empty plan with what the device and a vocabulary of that size take before any model.
+MemoryPlan base_plan(const DeviceMemory& device, const LoadedModel& described);
+// What the weights of a described model take: as stored, or packed if that is more and a packed
+// copy will be used.
+int64_t planned_weight_bytes(const DeviceOptions& device, const LoadedModel& described);
+int num_threads_of(const DeviceOptions& device);
+
+// The longest context up to `shape.context` that fits the budget, if there is one.
+std::optional<int64_t> fitting_context(int64_t budget, const MemoryShape& shape,
+                                       const MemoryPlanFunction& plan);
+// Prints the plan to standard error. Throws Error with the figures, and with the longest context
+// and the most sequences that would fit, if it exceeds the budget.
+void enforce_budget(int64_t budget, const MemoryShape& shape, const MemoryPlanFunction& plan);
+
+std::string memory_table(const MemoryPlan& plan, int64_t budget);
+nlohmann::ordered_json memory_json(const MemoryPlan& plan, int64_t budget);
+// A line on standard error: the peak of the process beside what was planned.
+void report_peak(const MemoryPlan& plan);
+
+}  // namespace braid
