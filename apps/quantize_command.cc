@@ -17,6 +17,7 @@
 #include "engine/model_tokenizer.h"
 #include "quantize/calibration_text.h"
 #include "quantize/quantizer.h"
+#include "quantize/report.h"
 
 namespace braid {
 namespace {
@@ -106,28 +107,9 @@ CalibrationTokens read_calibration(const QuantizeCommandOptions& o, const fs::pa
 }
 
 void print_json(const QuantizeCommandOptions& o, const QuantizeResult& r) {
-  const PhaseTimes& t = r.times;
-  nlohmann::ordered_json files = nlohmann::ordered_json::array();
-  for (const fs::path& file : r.files) files.push_back(file.string());
-  const nlohmann::ordered_json json = {{"output", o.out},
-                                       {"files", files},
-                                       {"tensors", r.num_tensors},
-                                       {"tensors_quantised", r.num_quantised},
-                                       {"parameters", r.num_parameters},
-                                       {"parameters_quantised", r.num_parameters_quantised},
-                                       {"bytes_before", r.bytes_before},
-                                       {"bytes_predicted", r.bytes_predicted},
-                                       {"bytes_after", r.bytes_after},
-                                       {"starved_experts", r.num_starved},
-                                       {"seconds",
-                                        {{"forward", t.forward},
-                                         {"hessian", t.hessian},
-                                         {"factor", t.factor},
-                                         {"round", t.round},
-                                         {"compare", t.compare},
-                                         {"write", t.write},
-                                         {"total", t.total}}},
-                                       {"layers_resumed", t.layers_resumed}};
+  nlohmann::ordered_json json = {{"output", o.out}, {"files", nlohmann::ordered_json::array()}};
+  for (const fs::path& file : r.files) json["files"].push_back(file.string());
+  json.update(result_json(r));
   write_out(json.dump(2) + "\n");
 }
 

@@ -49,15 +49,6 @@ const MatrixResult* result_of(const QuantizeReport& report, const TensorPlan& pl
   return found == report.results.end() ? nullptr : &found->second;
 }
 
-ordered_json times_json(const PhaseTimes& times) {
-  ordered_json json = {{"forward", times.forward}, {"hessian", times.hessian},
-                       {"factor", times.factor},   {"round", times.round},
-                       {"compare", times.compare}, {"write", times.write},
-                       {"total", times.total},     {"layers_resumed", times.layers_resumed}};
-  if (times.hessian > 0) json["hessian_gflops"] = times.hessian_operations / times.hessian / 1e9;
-  return json;
-}
-
 ordered_json tensor_json(const QuantizeReport& report, const TensorPlan& plan) {
   const auto sizes = plan.shape.sizes();
   ordered_json json = {{"name", plan.file_name},
@@ -86,26 +77,17 @@ ordered_json tensor_json(const QuantizeReport& report, const TensorPlan& plan) {
 }
 
 ordered_json to_json(const QuantizeReport& report) {
-  const QuantizeResult& r = report.result;
-  ordered_json tensors = ordered_json::array();
-  for (const TensorPlan& plan : report.plans) tensors.push_back(tensor_json(report, plan));
-  return {{"model", report.model.filename().string()},
-          {"scheme", report.options.recipe.scheme},
-          {"method", report.options.method == QuantizeMethod::kGptq ? "gptq" : "rtn"},
-          {"calibration",
-           {{"sequences", report.calibration.sequences.size()},
-            {"length", report.calibration.length},
-            {"tokens", report.calibration.num_tokens()}}},
-          {"tensors_total", r.num_tensors},
-          {"tensors_quantised", r.num_quantised},
-          {"parameters", r.num_parameters},
-          {"parameters_quantised", r.num_parameters_quantised},
-          {"bytes_before", r.bytes_before},
-          {"bytes_predicted", r.bytes_predicted},
-          {"bytes_after", r.bytes_after},
-          {"starved_experts", r.num_starved},
-          {"seconds", times_json(r.times)},
-          {"tensors", std::move(tensors)}};
+  ordered_json json = {{"model", report.model.filename().string()},
+                       {"scheme", report.options.recipe.scheme},
+                       {"method", report.options.method == QuantizeMethod::kGptq ? "gptq" : "rtn"},
+                       {"calibration",
+                        {{"sequences", report.calibration.sequences.size()},
+                         {"length", report.calibration.length},
+                         {"tokens", report.calibration.num_tokens()}}}};
+  json.update(result_json(report.result));
+  json["tensors"] = ordered_json::array();
+  for (const TensorPlan& plan : report.plans) json["tensors"].push_back(tensor_json(report, plan));
+  return json;
 }
 
 std::string summary(const QuantizeReport& report) {
@@ -257,6 +239,21 @@ std::string tensors_table(const QuantizeReport& report) {
 }
 
 }  // namespace
+
+ordered_json result_json(const QuantizeResult& r) {
+  const PhaseTimes& t = r.times;
+  ordered_json seconds = {{"forward", t.forward}, {"hessian", t.hessian}, {"factor", t.factor},
+                          {"round", t.round},     {"compare", t.compare}, {"write", t.write},
+                          {"total", t.total}};
+  ordered_json json = {
+      {"tensors_total", r.num_tensors}, {"tensors_quantised", r.num_quantised},
+      {"parameters", r.num_parameters}, {"parameters_quantised", r.num_parameters_quantised},
+      {"bytes_before", r.bytes_before}, {"bytes_predicted", r.bytes_predicted},
+      {"bytes_after", r.bytes_after},   {"starved_experts", r.num_starved},
+      {"seconds", std::move(seconds)},  {"layers_resumed", t.layers_resumed}};
+  if (t.hessian > 0) json["hessian_gflops"] = t.hessian_operations / t.hessian / 1e9;
+  return json;
+}
 
 void write_reports(const std::filesystem::path& folder, const QuantizeReport& report) {
   write_text_file(folder / kJsonName, to_json(report).dump(2) + "\n");

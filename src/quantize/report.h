@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct QuantizeReport {
   const QuantizeOptions& options;
   const std::filesystem::path& model;
 };
+
+// Counts, bytes and seconds, as they stand in report.json.
+nlohmann::ordered_json result_json(const QuantizeResult& result);
 
 // report.json and report.md in `folder`: every tensor, errors, starved experts, sizes and times.
 void write_reports(const std::filesystem::path& folder, const QuantizeReport& report);
