@@ -32,8 +32,9 @@ void DeviceOptions::add_to(CLI::App& command) {
   command
       .add_option(
           "--compute", compute,
-          "Rounding of matrix inputs: f32 (none), bf16, int8 (for block-quantised weights), "
-          "auto (int8 for block-quantised weights, f32 for others)")
+          "Rounding of matrix inputs: f32 (none), bf16, int8 (for block-quantised weights; on "
+          "a CUDA device for w8c), auto (int8 for block-quantised weights, f32 for others; on a "
+          "CUDA device bf16)")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
   command.add_flag("--deterministic", deterministic,
@@ -80,14 +81,6 @@ void DeviceOptions::check_cuda() const {
   if (cuda::num_devices() == 0) {
     throw Error("--device cuda: there is no CUDA device here (or no driver); use --device cpu");
   }
-  if (kv_dtype == "int8") {
-    throw UsageError("--kv-dtype int8 is for the CPU so far; with --device cuda use bf16 or f32");
-  }
-  if (compute == "int8") {
-    throw UsageError(
-        "--compute int8 is for the CPU; on a CUDA device inputs are rounded to bf16 (auto) or not "
-        "at all (f32)");
-  }
 }
 
 void DeviceOptions::apply() const {
@@ -119,7 +112,9 @@ std::string DeviceOptions::dummy_storage() const {
 
 ActivationPrecision DeviceOptions::precision() const {
   if (compute == "f32") return ActivationPrecision::kF32;
-  if (compute == "bf16" || device == "cuda") return ActivationPrecision::kBF16;
+  if (compute == "bf16" || (compute == "auto" && device == "cuda")) {
+    return ActivationPrecision::kBF16;
+  }
   return ActivationPrecision::kInt8;
 }
 

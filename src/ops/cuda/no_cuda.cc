@@ -67,11 +67,13 @@ void gated_delta(Stream&, Workspace&, const GatedDeltaInputs&, const RecurrentLa
                  std::span<const RecurrentRows>, const GatedDeltaOptions&, const TensorView&) {
   refuse();
 }
-LinearInput prepare_normed_input(Stream&, Workspace&, const TensorView&, const TensorView&, float) {
+bool takes_token_codes(Stream&, const InputRounding&, int64_t) { refuse(); }
+LinearInput prepare_normed_input(Stream&, Workspace&, const TensorView&, const TensorView&, float,
+                                 const InputRounding&) {
   refuse();
 }
 LinearInput prepare_gated_input(Stream&, Workspace&, Activation, const TensorView&,
-                                const TensorView&) {
+                                const TensorView&, const InputRounding&) {
   refuse();
 }
 void add_branch(Stream&, Workspace&, const ResidualBranch&, const TensorView&,
@@ -85,6 +87,9 @@ void combine_with_dense(Stream&, const TensorView&, const ExpertGroups&, const T
 LinearInput gather_packed_input(Stream&, Workspace&, const LinearInput&, const TensorView&) {
   refuse();
 }
+LinearInput gather_token_codes(Stream&, Workspace&, const LinearInput&, const TensorView&) {
+  refuse();
+}
 bool prepare_heads(Stream&, const TensorView&, const TensorView&, const TensorView&,
                    const HeadOptions&, std::span<const SequenceRows>, const PagedKv&) {
   refuse();
@@ -93,7 +98,7 @@ std::optional<LinearInput> attend_heads(Stream&, Workspace&, const AttendHeadsCa
   refuse();
 }
 bool gated_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
-LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, ActivationPrecision) {
+LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, const InputRounding&) {
   refuse();
 }
 void linear(Stream&, const Weight&, const LinearInput&, const TensorView&) { refuse(); }

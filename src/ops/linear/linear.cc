@@ -47,9 +47,14 @@ const LinearKernels& kernels_of(const QuantFormat& format) {
   return simple ? BRAID_KERNELS(kSimpleBlockKernels) : BRAID_KERNELS(kKQuantKernels);
 }
 
+// Whether the input was rounded with the scales that the format's kernels need.
+bool has_codes(const LinearInput& x, const QuantFormat& format) {
+  return !format.plain() && (format.has_row_header() ? x.token_codes : x.codes).rank() == 2;
+}
+
 // Products of `tokens` rows with a matrix of w's size, of which `weight_bytes` are read.
 OpWork linear_work(const Weight& w, const LinearInput& x, int64_t tokens, double weight_bytes) {
-  const bool int8 = x.precision == ActivationPrecision::kInt8 && !w.format->plain();
+  const bool int8 = x.precision == ActivationPrecision::kInt8 && has_codes(x, *w.format);
   const double cols = static_cast<double>(w.cols()), rows = static_cast<double>(w.rows());
   return {.weight_bytes = weight_bytes,
           .activation_bytes = static_cast<double>(tokens) * ((int8 ? 1.25 : 4) * cols + 4 * rows),
@@ -57,11 +62,6 @@ OpWork linear_work(const Weight& w, const LinearInput& x, int64_t tokens, double
           .arithmetic = int8                   ? Arithmetic::kInt8
                         : x.packed.rank() == 2 ? Arithmetic::kBF16
                                                : Arithmetic::kF32};
-}
-
-// Whether the input was rounded with the scales that the format's kernels need.
-bool has_codes(const LinearInput& x, const QuantFormat& format) {
-  return (format.has_row_header() ? x.token_codes : x.codes).rank() == 2;
 }
 
 LinearKernel pick_kernel(const QuantFormat& format, const LinearInput& x) {
@@ -211,7 +211,9 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
         .activation_bytes = elements * (precision == ActivationPrecision::kInt8 ? 5.25 : 8),
         .operations = 4 * elements};
   });
-  if (!stream.is_cpu()) return cuda::prepare_linear_input(stream, workspace, x, precision);
+  if (!stream.is_cpu()) {
+    return cuda::prepare_linear_input(stream, workspace, x, {precision, int8_scales});
+  }
   LinearInput input;
   input.precision = precision;
   const bool spread =

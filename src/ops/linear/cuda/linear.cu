@@ -2,6 +2,8 @@
 
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/fused/cuda/token_inputs.h"
+#include "ops/linear/cuda/int8_products.h"
 #include "ops/linear/cuda/products.h"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/weight_stream.h"
@@ -65,10 +67,15 @@ Products make_products(const Weight& w, const LinearInput& x, const TensorView& 
 }  // namespace
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
-                                 ActivationPrecision precision) {
+                                 const InputRounding& rounding) {
   LinearInput input;
   input.x = x;
-  if (precision == ActivationPrecision::kF32) return input;
+  if (rounding.precision == ActivationPrecision::kF32) return input;
+  if (takes_token_codes(stream, rounding, x.dim(1))) {
+    input = plain_token_codes(stream, workspace, x, rounding.scales.per_block);
+    stream.cuda().finish_op("prepare_linear_input");
+    return input;
+  }
   input.precision = ActivationPrecision::kBF16;
   const int64_t tokens = x.dim(0), cols = x.dim(1);
   const int64_t padded = ceil_divide<int64_t>(cols, kPackedColumns) * kPackedColumns;
@@ -104,6 +111,13 @@ void alike_products(Stream& stream, const Products& products) {
 }  // namespace
 
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
+  if (reads_token_codes(w, x)) {
+    Int8Products products = int8_products_of(w, x);
+    products.y = y.data<float>();
+    products.y_stride = y.row_stride();
+    int8_products(stream, products);
+    return stream.cuda().finish_op("linear");
+  }
   const Products products = make_products(w, x, y);
   const bool exact = products.packed == nullptr || products.format == FormatId::kF32;
   if (stream.cuda().deterministic()) {
@@ -124,6 +138,15 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
 
 void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& offsets,
                     const TensorView& y) {
+  if (reads_token_codes(w, x)) {
+    Int8Products products = int8_products_of(w, x);
+    products.y = y.data<float>();
+    products.y_stride = y.row_stride();
+    products.experts = static_cast<int>(w.shape.dim(0));
+    products.offsets = on_device(stream.cuda(), offsets);
+    int8_products(stream, products);
+    return stream.cuda().finish_op("grouped_linear");
+  }
   Products products = make_products(w, x, y);
   products.experts = static_cast<int>(w.shape.dim(0));
   products.offsets = on_device(stream.cuda(), offsets);
