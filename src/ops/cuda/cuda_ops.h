@@ -110,6 +110,9 @@ bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, con
 std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
                                         const AttendHeadsCall& call, bool rounded);
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
+// The same of inputs of int8 codes: gate, up and activation of each call as one kernel, which finds
+// the inputs of experts by itself, then codes of the result and W_down.
+bool int8_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  const InputRounding& rounding);

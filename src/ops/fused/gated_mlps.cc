@@ -54,7 +54,9 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
   }
   const OpScope op(stream, "gated_mlps", calls[0].gate->format->name,
                    [&] { return work_of(calls); });
-  return cuda::gated_mlps(stream, workspace, calls);
+  const bool codes = calls[0].x->token_codes.rank() == 2;
+  return codes ? cuda::int8_mlps(stream, workspace, calls)
+               : cuda::gated_mlps(stream, workspace, calls);
 }
 
 }  // namespace braid

@@ -1,7 +1,6 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/tensor_map.h"
-#include "ops/fused/cuda/int8_mlps.h"
 #include "ops/fused/cuda/packed_rows.cuh"
 #include "ops/linear/cuda/weight_stream.h"
 
@@ -32,7 +31,6 @@ bool fits(Stream& stream, const GatedMlpCall& call) {
 }  // namespace
 
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls) {
-  if (calls[0].x->token_codes.rank() == 2) return int8_mlps(stream, workspace, calls);
   if (stream.cuda().deterministic()) return false;
   StreamPlan plan{};
   for (const GatedMlpCall& call : calls) {

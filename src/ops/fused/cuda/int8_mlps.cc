@@ -1,7 +1,6 @@
-#include "ops/fused/cuda/int8_mlps.h"
-
 #include <algorithm>
 
+#include "ops/cuda/cuda_ops.h"
 #include "ops/fused/cuda/token_inputs.h"
 #include "ops/linear/cuda/int8_products.h"
 #include "tensor/cuda/stream_state.h"
