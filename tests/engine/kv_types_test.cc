@@ -37,11 +37,12 @@ class KvTypesTest : public ::testing::TestWithParam<const char*> {
     const Model& model = loaded_->model();
     ThreadPool threads({.num_threads = num_threads});
     Stream stream(threads, device_);
-    CachePool pool(model.cache_layout(), {.kv_dtype = kv,
-                                          .max_tokens = 2 * kTokens,
-                                          .max_sequences = 2,
-                                          .max_sequence_tokens = kTokens,
-                                          .max_step_tokens = 2 * kTokens},
+    CachePool pool(model.cache_layout(),
+                   {.kv_dtype = kv,
+                    .max_tokens = 2 * kTokens,
+                    .max_sequences = 2,
+                    .max_sequence_tokens = kTokens,
+                    .max_step_tokens = 2 * kTokens},
                    device_);
     Runner runner(model, pool, stream, {.precision = ActivationPrecision::kF32});
     SequenceState own(pool), mate(pool);

@@ -147,7 +147,8 @@ void run(const AttentionCall& call) {
   const dim3 grid(static_cast<unsigned>(call.table.num_rows),
                   static_cast<unsigned>(call.kv_heads() * ceil_divide(call.group(), kQueries)));
   launch(call.stream, exact_kernel<T, kDims>, grid, kThreads,
-         sizeof(float) * kQueries * call.head_dim(), args, PagedRows<const T>(call.cache.keys, call.cache.key_scales),
+         sizeof(float) * kQueries * call.head_dim(), args,
+         PagedRows<const T>(call.cache.keys, call.cache.key_scales),
          PagedRows<const T>(call.cache.values, call.cache.value_scales));
 }
 
