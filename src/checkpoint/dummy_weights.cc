@@ -8,8 +8,11 @@
 
 #include "base/check.h"
 #include "base/thread_pool.h"
+#include "quant/deferred_weight.h"
 #include "quant/group_format.h"
 #include "quant/panels.h"
+#include "tensor/cuda/copy_pieces.h"
+#include "tensor/cuda/device_memory.h"
 #include "tensor/dtype.h"
 
 namespace braid {
@@ -159,29 +162,41 @@ class Pieces {
  public:
   Pieces(const std::vector<std::byte>& pool, size_t block_bytes, const Random& random,
          size_t total_bytes)
-      : pool_(pool), random_(random), block_bytes_(block_bytes) {
+      : pool_(pool), random_(random), block_bytes_(block_bytes), total_bytes_(total_bytes) {
     pool_blocks_ = pool.size() / block_bytes;
     piece_blocks_ = total_bytes <= pool.size() ? pool_blocks_ : (pool_blocks_ + 1) / 2;
   }
 
   // Bytes [begin, begin + count) of the rows.
   void copy(size_t begin, size_t count, std::byte* to) const {
-    const size_t piece_bytes = piece_blocks_ * block_bytes_;
     while (count > 0) {
-      const size_t piece = begin / piece_bytes, skipped = begin % piece_bytes;
-      const size_t start = random_.at(piece) % (pool_blocks_ - piece_blocks_ + 1);
-      const size_t bytes = std::min(count, piece_bytes - skipped);
-      std::memcpy(to, pool_.data() + start * block_bytes_ + skipped, bytes);
+      const size_t skipped = begin % piece_bytes();
+      const size_t bytes = std::min(count, piece_bytes() - skipped);
+      std::memcpy(to, pool_.data() + start(begin / piece_bytes()) + skipped, bytes);
       begin += bytes;
       to += bytes;
       count -= bytes;
     }
   }
+  // All of them, into memory of a CUDA device.
+  void copy_all(std::byte* to, Device device) const {
+    std::vector<int64_t> starts((total_bytes_ + piece_bytes() - 1) / piece_bytes());
+    for (size_t i = 0; i < starts.size(); ++i) starts[i] = static_cast<int64_t>(start(i));
+    const Buffer pool(pool_.size(), device);
+    cuda::copy_to_device(pool.data(), pool_.data(), pool_.size(), device.index);
+    cuda::copy_pieces(to, total_bytes_, pool.data(), starts, piece_bytes(), device.index);
+  }
 
  private:
+  size_t piece_bytes() const { return piece_blocks_ * block_bytes_; }
+  // Of a piece in the pool, bytes.
+  size_t start(size_t piece) const {
+    return random_.at(piece) % (pool_blocks_ - piece_blocks_ + 1) * block_bytes_;
+  }
+
   const std::vector<std::byte>& pool_;
   const Random& random_;
-  size_t block_bytes_, pool_blocks_, piece_blocks_;
+  size_t block_bytes_, total_bytes_, pool_blocks_, piece_blocks_;
 };
 
 // parallel_for over `total` items of `item_bytes`. Most of the time goes to the pages of fresh
@@ -222,45 +237,64 @@ void fill_panels(const Pieces& pieces, const Weight& weight, std::byte* to) {
   });
 }
 
+class DummyPayload : public PayloadMaker {
+ public:
+  // Of a matrix or stack of matrices.
+  DummyPayload(uint64_t seed, std::string_view name, const QuantFormat& format, const Shape& shape)
+      : random_(seed, name), weight_{.format = &format, .shape = shape} {}
+
+  void make(std::byte* to, Device device) const override {
+    const QuantFormat& rows_format = quant_format(weight_.format->id);
+    const int64_t elements = weight_.shape.num_elements(), cols = weight_.cols();
+    const int64_t rows = elements / cols;
+    const float deviation = 1 / std::sqrt(static_cast<float>(cols));
+    const auto row_bytes = static_cast<size_t>(rows_format.row_bytes(cols));
+    // Of whole rows if these have headers, else of blocks.
+    const bool whole_rows = rows_format.has_row_header();
+    const int64_t pool_rows = std::min(std::max(kPoolElements / cols, kPoolRows), rows);
+    const int64_t pool_elements =
+        std::min(elements, kPoolElements) / rows_format.block_elements * rows_format.block_elements;
+    Random random = random_;
+    const std::vector<std::byte> pool =
+        whole_rows ? make_row_pool(rows_format, pool_rows, cols, deviation, random)
+                   : make_pool(rows_format, pool_elements, deviation, random);
+    const Pieces pieces(pool, whole_rows ? row_bytes : static_cast<size_t>(rows_format.block_bytes),
+                        random, static_cast<size_t>(rows) * row_bytes);
+    if (!device.is_cpu()) {
+      BRAID_CHECK(!weight_.format->panels(), "panels are for the CPU");
+      pieces.copy_all(to, device);
+    } else if (weight_.format->panels()) {
+      fill_panels(pieces, weight_, to);
+    } else {
+      fill_rows(pieces, rows, row_bytes, to);
+    }
+  }
+
+ private:
+  Random random_;
+  Weight weight_;
+};
+
 }  // namespace
 
 Weight make_dummy_weight(uint64_t seed, std::string_view name, const Shape& shape,
                          const QuantFormat& format, bool fill) {
-  const int64_t elements = shape.num_elements();
-  BRAID_CHECK(shape.rank() > 0 && elements > 0, "tensor {}: shape {}", name, to_string(shape));
-  Random random(seed, name);
+  BRAID_CHECK(shape.rank() > 0 && shape.num_elements() > 0, "tensor {}: shape {}", name,
+              to_string(shape));
   if (shape.rank() == 1) {
     auto vector = std::make_shared<Tensor>(make_dummy_f32(seed, name, shape));
     return {&quant_format(FormatId::kF32), shape,
             static_cast<const std::byte*>(vector->view().raw()), vector};
   }
-  const int64_t cols = shape.dim(-1);
-  const QuantFormat& fitting = fitting_format(quant_format(format.id), cols);
+  const QuantFormat& fitting = fitting_format(quant_format(format.id), shape.dim(-1));
   Weight weight{.format = &fitting, .shape = shape};
   if (format.panels() && !fitting.plain()) weight.format = panel_format(fitting);
+  auto payload = std::make_shared<const DummyPayload>(seed, name, *weight.format, shape);
+  if (!fill) return defer_weight(*weight.format, shape, std::move(payload));
   const auto buffer = std::make_shared<Buffer>(static_cast<size_t>(weight.size_bytes()), Device{});
+  payload->make(buffer->data(), Device{});
   weight.data = buffer->data();
   weight.owner = buffer;
-  if (!fill) return weight;
-
-  const float deviation = 1 / std::sqrt(static_cast<float>(cols));
-  const auto row_bytes = static_cast<size_t>(fitting.row_bytes(cols));
-  // Of whole rows if these have headers, else of blocks.
-  const bool whole_rows = fitting.has_row_header();
-  const int64_t pool_rows = std::min(std::max(kPoolElements / cols, kPoolRows), elements / cols);
-  const int64_t pool_elements =
-      std::min(elements, kPoolElements) / fitting.block_elements * fitting.block_elements;
-  const std::vector<std::byte> pool =
-      whole_rows ? make_row_pool(fitting, pool_rows, cols, deviation, random)
-                 : make_pool(fitting, pool_elements, deviation, random);
-  const Pieces pieces(pool, whole_rows ? row_bytes : static_cast<size_t>(fitting.block_bytes),
-                      random, static_cast<size_t>(elements / cols) * row_bytes);
-
-  if (weight.format->panels()) {
-    fill_panels(pieces, weight, buffer->data());
-  } else {
-    fill_rows(pieces, elements / cols, row_bytes, buffer->data());
-  }
   return weight;
 }
 

@@ -12,7 +12,8 @@ namespace braid {
 // for tens of gigabytes: the memory is filled from a small pool of random blocks. Where the blocks
 // of `format` do not divide a row, a format of smaller blocks is taken: that of GGUF tools, or of
 // smaller groups. `format` may be one of panels (quant/panels.h): the same values in that layout.
-// fill false: a matrix is address space only, which reads as zeros.
+// fill false: a matrix is deferred (quant/deferred_weight.h); its maker gives the same bytes on
+// every device (of panels: on the CPU alone).
 Weight make_dummy_weight(uint64_t seed, std::string_view name, const Shape& shape,
                          const QuantFormat& format, bool fill = true);
 

@@ -43,7 +43,7 @@ class WeightMap {
   // Weights of any name and shape, seeded by (seed, name): for benchmarks at real sizes. Values are
   // about N(0, 1/cols); vectors are near 1. Matrices come in their format of `formats`, or in
   // one of smaller blocks where its blocks do not divide a row; their memory is really filled,
-  // unless `fill` is false: then matrices read as zeros and take no memory.
+  // unless `fill` is false: then matrices are deferred (quant/deferred_weight.h).
   static WeightMap dummy(uint64_t seed, const DummyFormats& formats, bool fill = true);
 
   // Throws Error naming both files if the name is taken.

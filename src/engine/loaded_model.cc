@@ -26,7 +26,9 @@ LoadedModel LoadedModel::load(std::string_view model, const LoadOptions& options
           "others (docs/quantised-weights.md)",
           options.dummy_format);
     }
-    files.weights() = WeightMap::dummy(options.dummy_seed, *formats, /*fill=*/options.read_ahead);
+    // Those for another device are made there.
+    files.weights() = WeightMap::dummy(options.dummy_seed, *formats,
+                                       /*fill=*/options.read_ahead && options.device.is_cpu());
     files.weights().set_origin(loaded.origin_);
   }
   if (options.read_ahead && !options.dummy_weights) files.read_ahead();

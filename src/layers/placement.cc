@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "quant/cuda/pack_tiles.h"
+#include "quant/deferred_weight.h"
 #include "quant/device_tiles.h"
 #include "tensor/cuda/device_memory.h"
 
@@ -16,12 +17,20 @@ void check_format(const Weight& weight) {
   }
 }
 
+void write_payload(const Weight& weight, std::byte* to, Device device) {
+  if (const auto maker = payload_maker(weight)) {
+    maker->make(to, device);
+  } else {
+    cuda::copy_to_device(to, weight.data, static_cast<size_t>(weight.size_bytes()), device.index);
+  }
+}
+
 }  // namespace
 
 // Copies a weight of the host, in the layout that the device's kernels like best.
 Weight Placement::upload(const Weight& weight) const {
   const auto memory = std::make_shared<Buffer>(static_cast<size_t>(weight.size_bytes()), device_);
-  cuda::copy_to_device(memory->data(), weight.data, memory->size_bytes(), device_.index);
+  write_payload(weight, memory->data(), device_);
   return pack(weight, memory);
 }
 
@@ -66,8 +75,7 @@ void Placement::place_joined(std::initializer_list<Weight*> weights) {
   int64_t offset = 0;
   for (const Weight* weight : weights) {
     if (weight->empty()) continue;
-    cuda::copy_to_device(memory->data() + offset, weight->data,
-                         static_cast<size_t>(weight->size_bytes()), device_.index);
+    write_payload(*weight, memory->data() + offset, device_);
     offset += weight->size_bytes();
   }
   joined = pack(joined, memory);

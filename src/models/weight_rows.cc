@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "quant/deferred_weight.h"
 #include "quant/panels.h"
 #include "tensor/buffer.h"
+#include "tensor/cuda/copy_pieces.h"
 
 namespace braid {
 namespace {
@@ -17,6 +19,46 @@ Weight allocate(const QuantFormat& format, const Shape& shape, std::byte*& paylo
   weight.owner = buffer;
   return weight;
 }
+
+// Rows of a matrix that is not there yet.
+class SelectedRows : public PayloadMaker {
+ public:
+  SelectedRows(const Weight& matrix, std::shared_ptr<const PayloadMaker> maker,
+               std::span<const RowRange> ranges)
+      : format_(*matrix.format),
+        shape_(matrix.shape),
+        maker_(std::move(maker)),
+        ranges_(ranges.begin(), ranges.end()) {}
+
+  void make(std::byte* to, Device device) const override {
+    Weight matrix{.format = &format_, .shape = shape_};
+    const auto whole = std::make_shared<Buffer>(static_cast<size_t>(matrix.size_bytes()), device);
+    maker_->make(whole->data(), device);
+    if (device.is_cpu()) {
+      matrix.data = whole->data();
+      matrix.owner = whole;
+      const Weight rows = select_rows(matrix, ranges_);
+      std::memcpy(to, rows.data, static_cast<size_t>(rows.size_bytes()));
+      return;
+    }
+    BRAID_CHECK(!format_.panels(), "panels are for the CPU");
+    std::vector<int64_t> starts;
+    for (const RowRange& range : ranges_) {
+      for (int64_t i = 0; i < range.count; ++i) {
+        starts.push_back((range.begin + i) * matrix.row_bytes());
+      }
+    }
+    const auto row_bytes = static_cast<size_t>(matrix.row_bytes());
+    cuda::copy_pieces(to, starts.size() * row_bytes, whole->data(), starts, row_bytes,
+                      device.index);
+  }
+
+ private:
+  const QuantFormat& format_;
+  Shape shape_;
+  std::shared_ptr<const PayloadMaker> maker_;
+  std::vector<RowRange> ranges_;
+};
 
 }  // namespace
 
@@ -33,6 +75,10 @@ Weight select_rows(const Weight& matrix, std::span<const RowRange> ranges) {
            range.count % matrix.format->panel_rows == 0;
   });
   const QuantFormat& format = whole_panels ? *matrix.format : quant_format(matrix.format->id);
+  if (const auto maker = payload_maker(matrix)) {
+    return defer_weight(format, {rows, matrix.cols()},
+                        std::make_shared<SelectedRows>(matrix, maker, ranges));
+  }
   std::byte* to = nullptr;
   const Weight result = allocate(format, {rows, matrix.cols()}, to);
   for (const RowRange& range : ranges) {
@@ -59,6 +105,7 @@ Weight stack_matrices(std::span<const Weight> matrices) {
     BRAID_CHECK(matrix.format == first.format && matrix.shape == first.shape, "{} {} beside {} {}",
                 matrix.format->name, to_string(matrix.shape), first.format->name,
                 to_string(first.shape));
+    BRAID_CHECK(payload_maker(matrix) == nullptr, "a matrix that is not there yet in a stack");
     const auto bytes = static_cast<size_t>(matrix.size_bytes());
     std::memcpy(to, matrix.data, bytes);
     to += bytes;

@@ -1,4 +1,5 @@
 #include "base/error.h"
+#include "tensor/cuda/copy_pieces.h"
 #include "tensor/cuda/device_memory.h"
 #include "tensor/cuda/stream_state.h"
 
@@ -21,6 +22,10 @@ ManagedMemoryScope::~ManagedMemoryScope() = default;
 void release(std::byte*, size_t, int) noexcept {}
 void copy_to_device(std::byte*, const void*, size_t, int device) { refuse(device); }
 void copy_to_host(void*, const std::byte*, size_t, int device) { refuse(device); }
+void copy_pieces(std::byte*, size_t, const std::byte*, std::span<const int64_t>, size_t,
+                 int device) {
+  refuse(device);
+}
 
 StreamState* create_stream_state(int device) { refuse(device); }
 void destroy_stream_state(StreamState*) noexcept {}
