@@ -103,6 +103,9 @@ bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, con
 std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
                                         const AttendHeadsCall& call, bool rounded);
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
+// A call with many tokens: gate, up and activation as one kernel that finds the pairs' inputs by
+// itself, then W_down. False: not for these formats and sizes; then nothing is done.
+bool wide_gated_mlp(Stream& stream, Workspace& workspace, const GatedMlpCall& call);
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  ActivationPrecision precision);

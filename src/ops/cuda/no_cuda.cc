@@ -93,6 +93,7 @@ std::optional<LinearInput> attend_heads(Stream&, Workspace&, const AttendHeadsCa
   refuse();
 }
 bool gated_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
+bool wide_gated_mlp(Stream&, Workspace&, const GatedMlpCall&) { refuse(); }
 LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, ActivationPrecision) {
   refuse();
 }

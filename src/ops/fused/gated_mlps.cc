@@ -54,7 +54,8 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
   }
   const OpScope op(stream, "gated_mlps", calls[0].gate->format->name,
                    [&] { return work_of(calls); });
-  return cuda::gated_mlps(stream, workspace, calls);
+  return cuda::gated_mlps(stream, workspace, calls) ||
+         (calls.size() == 1 && cuda::wide_gated_mlp(stream, workspace, calls[0]));
 }
 
 }  // namespace braid

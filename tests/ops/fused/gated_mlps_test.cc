@@ -95,7 +95,6 @@ class GatedMlpsTest : public OpTest {
     return storage.view();
   }
 
-  // At most 8 pairs an expert on average.
   void check(const Sizes& s) {
     SCOPED_TRACE(fmt::format("{} tokens, hidden {}, dense {}, {} experts of {}, {}", s.tokens,
                              s.hidden, s.dense_width, s.experts, s.expert_width,
@@ -208,6 +207,18 @@ TEST_P(GatedMlpsTest, DenseBesideExpertsMatchReference) {
            .expert_width = random.pick<int64_t>({64, 192}),
            .experts = random.pick<int64_t>({24, 64, 200}),
            .top_k = random.integer(1, 6),
+           .joined = random.integer(0, 1) == 1});
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(GatedMlpsTest, ExpertsOfManyTokensMatchReference) {
+  for (const int64_t tokens : {40, 129, 192, 333}) {
+    check({.tokens = tokens,
+           .hidden = random.pick<int64_t>({64, 192, 320, 576}),
+           .expert_width = random.pick<int64_t>({64, 128, 192, 320}),
+           .experts = random.pick<int64_t>({3, 5, 8}),
+           .top_k = random.integer(2, 3),
            .joined = random.integer(0, 1) == 1});
     if (HasFatalFailure()) return;
   }
