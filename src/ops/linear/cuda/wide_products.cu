@@ -121,6 +121,21 @@ __device__ __forceinline__ void for_each_tile(const WideProducts& p, const Share
   }
 }
 
+// The same for a pair of blocks (a cluster) that share the weights of a row tile: each has half of
+// the tokens. One matrix only.
+template <typename Run>
+__device__ __forceinline__ void for_each_pair_tile(const WideProducts& p, int rank,
+                                                   const Run& run) {
+  const int each = tile_units(p), row_tiles = (matrix_units(p) + each - 1) / each;
+  const int pairs = (p.tokens + 2 * kMostTokens - 1) / (2 * kMostTokens);
+  const int of_pair = (p.tokens + pairs - 1) / pairs;
+  for (int i = blockIdx.x / 2; i < row_tiles * pairs; i += gridDim.x / 2) {
+    const int row_tile = i / pairs, begin = (i - row_tile * pairs) * of_pair;
+    const int count = min(of_pair, p.tokens - begin), half = (count + 1) / 2;
+    run(Tile{0, begin + rank * half, rank == 0 ? half : count - half, row_tile * each});
+  }
+}
+
 // Slots of the ring in turn.
 class Ring {
  public:
@@ -181,6 +196,61 @@ __device__ void bring(const WideProducts& p, Shared& shared, uint32_t stages) {
   wait_for_copies<0>();
 }
 
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+// At the barrier that the other block of a pair has in the same place.
+__device__ __forceinline__ void arrive_there(uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+// A box to the same place of both blocks, each of whose barriers hears of it.
+__device__ __forceinline__ void copy_box_to_both(uint32_t to, const CUtensorMap* map, int column,
+                                                 int row, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>(3))
+      : "memory");
+}
+
+// By one thread.
+__device__ void bring_pair(const WideProducts& p, Shared& shared, uint32_t stages, int rank) {
+  Ring ring;
+  for_each_pair_tile(p, rank, [&](const Tile& tile) {
+    const int units = min(tile_units(p), matrix_units(p) - tile.first);
+    const int boxes = p.gated ? 2 * units : units;
+    const int input_boxes = (tile.count + kBoxRows - 1) / kBoxRows;
+    for (int step = 0; step < p.steps; ++step, ring.advance()) {
+      wait_barrier(shared_address(&shared.empty[ring.slot()]), ring.parity() ^ 1);
+      const uint32_t full = shared_address(&shared.full[ring.slot()]);
+      const uint32_t stage = stages + ring.slot() * kStageBytes;
+      arrive_and_expect(full, (boxes + input_boxes) * kBoxBytes);
+      const int column = step * kTileColumns;
+      for (int box = 2 * rank; box < min(2 * rank + 2, boxes); ++box) {
+        const bool up = p.gated && box % 2 == 1;
+        const int unit = tile.first + (p.gated ? box / 2 : box);
+        copy_box_to_both(stage + box * kBoxBytes, up ? &p.up : &p.weights, column,
+                         (up ? p.up_row : 0) + unit * kBoxRows, full);
+      }
+      for (int box = 0; box < input_boxes; ++box) {
+        copy_box(stage + kWeightBytes + box * kBoxBytes, &p.inputs, column,
+                 tile.begin + box * kBoxRows, full);
+      }
+    }
+  });
+}
+
 // An 8 × 8 matrix of 16-bit elements, of which lane l holds two of row l / 4, turned over.
 __device__ __forceinline__ uint32_t transposed(uint32_t pair) {
   uint32_t result;
@@ -218,7 +288,15 @@ __device__ void store_gated(const WideProducts& p, const Tile& tile, int unit,
   }
 }
 
-template <int kTokens>
+// One lane of each multiplying warp, when the warp is done with a slot.
+template <bool kPair>
+__device__ __forceinline__ void release(Shared& shared, int slot) {
+  const uint32_t empty = shared_address(&shared.empty[slot]);
+  arrive(empty);
+  if constexpr (kPair) arrive_there(empty, cluster_rank() ^ 1);
+}
+
+template <int kTokens, bool kPair>
 __device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t stages,
                               const Tile& tile, Ring& ring) {
   const int group = threadIdx.x / kGroupThreads;
@@ -229,7 +307,7 @@ __device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t st
   int last = 0;
   for (int step = 0; step < p.steps; ++step, ring.advance()) {
     wait_barrier(shared_address(&shared.full[ring.slot()]), ring.parity());
-    publish_to_tensor_cores();  // inputs, which ordinary copies have brought
+    if constexpr (!kPair) publish_to_tensor_cores();  // inputs that ordinary copies have brought
     if (active) {
       const uint32_t stage = stages + ring.slot() * kStageBytes;
       const uint64_t x = tile_descriptor(stage + kWeightBytes);
@@ -246,11 +324,11 @@ __device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t st
       commit_products();
       wait_for_products<1>();
     }
-    if (step > 0 && lane == 0) arrive(shared_address(&shared.empty[last]));
+    if (step > 0 && lane == 0) release<kPair>(shared, last);
     last = ring.slot();
   }
   wait_for_products<0>();
-  if (lane == 0) arrive(shared_address(&shared.empty[last]));
+  if (lane == 0) release<kPair>(shared, last);
   if (!active) return;
   if (p.gated) {
     if (p.activation == Activation::kSilu) {
@@ -274,23 +352,30 @@ __device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t st
   }
 }
 
+template <bool kPair>
 __device__ void multiply(const WideProducts& p, Shared& shared, uint32_t stages) {
   Ring ring;
-  for_each_tile(p, shared, [&](const Tile& tile) {
+  const auto run = [&](const Tile& tile) {
     if (tile.count <= 64) {
-      multiply_tile<64>(p, shared, stages, tile, ring);
+      multiply_tile<64, kPair>(p, shared, stages, tile, ring);
     } else if (tile.count <= 96) {
-      multiply_tile<96>(p, shared, stages, tile, ring);
+      multiply_tile<96, kPair>(p, shared, stages, tile, ring);
     } else if (tile.count <= 128) {
-      multiply_tile<128>(p, shared, stages, tile, ring);
+      multiply_tile<128, kPair>(p, shared, stages, tile, ring);
     } else if (tile.count <= 160) {
-      multiply_tile<160>(p, shared, stages, tile, ring);
+      multiply_tile<160, kPair>(p, shared, stages, tile, ring);
     } else {
-      multiply_tile<192>(p, shared, stages, tile, ring);
+      multiply_tile<192, kPair>(p, shared, stages, tile, ring);
     }
-  });
+  };
+  if constexpr (kPair) {
+    for_each_pair_tile(p, cluster_rank(), run);
+  } else {
+    for_each_tile(p, shared, run);
+  }
 }
 
+template <bool kPair>
 __global__ void __launch_bounds__(kWideThreads, 1)
     wide_products_kernel(const __grid_constant__ WideProducts p) {
   extern __shared__ __align__(kBoxAlignment) unsigned char memory[];
@@ -298,31 +383,44 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const uint32_t stages = shared_address(memory);
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < kStages; ++slot) {
-      init_barrier(shared_address(&shared.full[slot]), kGroupThreads + 1);
-      init_barrier(shared_address(&shared.empty[slot]), kMultiplierWarps);
+      init_barrier(shared_address(&shared.full[slot]), kPair ? 1 : kGroupThreads + 1);
+      init_barrier(shared_address(&shared.empty[slot]), (kPair ? 2 : 1) * kMultiplierWarps);
     }
     publish_barriers();
     prefetch_map(&p.weights);
     if (p.gated) prefetch_map(&p.up);
   }
   wait_for_inputs();
-  if (p.experts > 0) {
+  if constexpr (kPair) {
+    publish_to_copies();  // inputs of ordinary stores
+    __syncthreads();
+    sync_cluster();
+  } else if (p.experts > 0) {
     count_tiles(p, shared);
   } else {
     __syncthreads();
   }
   if (threadIdx.x >= 2 * kGroupThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    bring(p, shared, stages);
+    if constexpr (kPair) {
+      if (threadIdx.x == 2 * kGroupThreads) bring_pair(p, shared, stages, cluster_rank());
+      __syncwarp();
+    } else {
+      bring(p, shared, stages);
+    }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-    multiply(p, shared, stages);
+    multiply<kPair>(p, shared, stages);
+  }
+  if constexpr (kPair) {
+    __syncthreads();
+    sync_cluster();  // the other block may still write here
   }
 }
 
 bool runs_here() {
   cudaFuncAttributes attributes{};
-  const bool found = cudaFuncGetAttributes(&attributes, wide_products_kernel) == cudaSuccess;
+  const bool found = cudaFuncGetAttributes(&attributes, wide_products_kernel<false>) == cudaSuccess;
   if (!found) cudaGetLastError();  // clears it
   return found;
 }
@@ -345,17 +443,42 @@ WideProducts wide_products_of(const Products& products) {
   return p;
 }
 
+// Blocks go by pairs.
+void launch_pairs(Stream& stream, void (*kernel)(WideProducts), int blocks, const WideProducts& p) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = 2;
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kWideThreads);
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = stream.cuda().handle();
+  config.attrs = attributes;
+  config.numAttrs = stream.cuda().overlaps_kernels() ? 2 : 1;
+  BRAID_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p));
+}
+
+template <bool kPair>
 void launch_wide(Stream& stream, const WideProducts& p) {
-  static const cudaError_t allowed = cudaFuncSetAttribute(
-      wide_products_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  const auto kernel = wide_products_kernel<kPair>;
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   BRAID_CUDA_CHECK(allowed);
-  // Tiles of tokens that there can be at most: full ones, and one that is not for each expert.
-  const int token_tiles = p.tokens / kMostTokens + std::min(std::max(p.experts, 1), p.tokens);
   const int row_tiles = ceil_divide(ceil_divide(p.rows, kBoxRows), p.gated ? 2 : 4);
-  const int blocks = static_cast<int>(
-      std::min<int64_t>(int64_t{token_tiles} * row_tiles, stream.cuda().num_multiprocessors()));
-  launch(stream, wide_products_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kWideThreads),
-         kSharedBytes, p);
+  const int most = stream.cuda().num_multiprocessors();
+  if constexpr (kPair) {
+    const int pairs = ceil_divide(p.tokens, 2 * kMostTokens);
+    launch_pairs(stream, kernel, 2 * std::min(row_tiles * pairs, most / 2), p);
+  } else {
+    // Tiles of tokens that there can be at most: full ones, and one that is not for each expert.
+    const int64_t token_tiles = p.tokens / kMostTokens + std::min(std::max(p.experts, 1), p.tokens);
+    launch(stream, kernel,
+           dim3(static_cast<unsigned>(std::min<int64_t>(token_tiles * row_tiles, most))),
+           dim3(kWideThreads), kSharedBytes, p);
+  }
 }
 
 }  // namespace
@@ -371,7 +494,7 @@ bool wide_products_can(Stream& stream, const Products& products) {
 }
 
 void wide_products(Stream& stream, const Products& products) {
-  launch_wide(stream, wide_products_of(products));
+  launch_wide<false>(stream, wide_products_of(products));
 }
 
 void wide_gated_products(Stream& stream, const Products& products, const void* up,
@@ -388,7 +511,9 @@ void wide_gated_products(Stream& stream, const Products& products, const void* u
   p.x_rows = x_rows;
   p.packed = packed;
   p.out_stride = packed_stride;
-  launch_wide(stream, p);
+  if (p.experts > 0) return launch_wide<false>(stream, p);
+  p.inputs = make_tensor_map(p.x, p.tokens, products.cols, p.x_stride, kBoxRows);
+  launch_wide<true>(stream, p);
 }
 
 }  // namespace braid::cuda
