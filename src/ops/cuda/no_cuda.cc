@@ -99,6 +99,7 @@ std::optional<LinearInput> attend_heads(Stream&, Workspace&, const AttendHeadsCa
 }
 bool gated_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
 bool int8_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
+bool wide_gated_mlp(Stream&, Workspace&, const GatedMlpCall&) { refuse(); }
 LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, const InputRounding&) {
   refuse();
 }

@@ -24,8 +24,13 @@ __global__ void round_inputs(Rows<const float> x, int cols, Rows<uint16_t> packe
   const int col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
   if (col >= packed_cols) return;
   float v[8];
+  if (reinterpret_cast<uintptr_t>(in) % 16 == 0 && col + 8 <= cols) {
+    *reinterpret_cast<float4*>(v) = *reinterpret_cast<const float4*>(in + col);
+    *reinterpret_cast<float4*>(v + 4) = *reinterpret_cast<const float4*>(in + col + 4);
+  } else {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = col + i < cols ? in[col + i] : 0;
+    for (int i = 0; i < 8; ++i) v[i] = col + i < cols ? in[col + i] : 0;
+  }
   *reinterpret_cast<uint4*>(packed[token] + col) =
       make_uint4(pack_bfloat16(v[0], v[1]), pack_bfloat16(v[2], v[3]), pack_bfloat16(v[4], v[5]),
                  pack_bfloat16(v[6], v[7]));
