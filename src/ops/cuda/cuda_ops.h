@@ -106,7 +106,8 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  ActivationPrecision precision);
-void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y);
+void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
+            std::span<const Weight* const> next);
 void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& offsets,
                     const TensorView& y);
 

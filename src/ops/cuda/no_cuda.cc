@@ -96,7 +96,10 @@ bool gated_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); 
 LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, ActivationPrecision) {
   refuse();
 }
-void linear(Stream&, const Weight&, const LinearInput&, const TensorView&) { refuse(); }
+void linear(Stream&, const Weight&, const LinearInput&, const TensorView&,
+            std::span<const Weight* const>) {
+  refuse();
+}
 void grouped_linear(Stream&, const Weight&, const LinearInput&, const IndexList&,
                     const TensorView&) {
   refuse();
