@@ -54,6 +54,10 @@ LinearInput PassedNorm::add_branch(StepContext& step, const ResidualBranch& bran
   InputNorm norms[] = {norm.as_input(input_rounding(step, readers))};
   norms[0].room = room_;
   LinearInput inputs[1];
+  if (norms[0].rounding.precision != ActivationPrecision::kBF16) {
+    braid::add_branch(step.stream, step.workspace, branch, x, {}, {});
+    return {};
+  }
   braid::add_branch(step.stream, step.workspace, branch, x, norms, inputs);
   return inputs[0];
 }

@@ -59,7 +59,8 @@ class PassedNorm {
   PassedNorm(StepContext& step, int64_t width);
   explicit operator bool() const { return room_.rank() == 2; }
 
-  // braid::add_branch() with one norm, whose result stays until it is made again.
+  // braid::add_branch() with one norm, whose result stays until it is made again. Without a result
+  // if the readers do not take bfloat16.
   LinearInput add_branch(StepContext& step, const ResidualBranch& branch, const TensorView& x,
                          const RmsNorm& norm, std::initializer_list<const Weight*> readers) const;
 
