@@ -73,7 +73,7 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     first.packed = activated.rows().data;
     first.out_stride = activated.rows().stride;
     first.counts = plan.num_counters;
-    plan.num_counters += plan.most_tiles(routed);
+    plan.num_counters += plan.most_tiles(routed) * stream_counters(width);
 
     products = products_of(*call.down, activated.input(call.out));
     products.experts = experts_of(call);
@@ -85,7 +85,7 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     second.y = call.out.data<float>();
     second.out_stride = call.out.row_stride();
     second.awaits = first.counts;
-    second.awaited = first.units();
+    second.awaited_unit_rows = first.unit_rows;
   }
   if (plan.num_counters > StreamState::kNumCounters) return false;
   plan.counters = stream.cuda().counters();

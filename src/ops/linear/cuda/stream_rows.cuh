@@ -15,6 +15,10 @@ struct RowSource {
   // banks.
   static constexpr int kInputStride = 2 * kPieceColumns, kCopiedStride = kInputStride + 16;
 
+  static __host__ __device__ int step_columns(const StreamPhase& phase) {
+    return kSetWarps / phase.row_warps * kPieceColumns;
+  }
+
   static __device__ __forceinline__ void bring(const StreamPhase& phase, int expert, int unit,
                                                int step, uint32_t to, uint32_t barrier) {
     const int row = expert * phase.expert_rows + unit * phase.unit_rows;

@@ -7,6 +7,7 @@
 //   in the steps of the columns
 //   kPieceBytes: of what a warp takes of a slot of the ring
 //   kBuffers: of sums in shared memory
+//   step_columns(phase)
 //   bring(phase, expert, unit, step, to, barrier): by one lane; announces the bytes itself
 //   bring_inputs(phase, tokens, step, row, to, barrier): by the lanes of a warp, likewise; row: of
 //   this lane's token, where the phase copies rows
@@ -172,20 +173,14 @@ struct StreamBlock {
       if (phase.x_rows != nullptr && lane < tokens.count) {
         row = phase.x + phase.x_rows[tokens.begin + lane] * phase.x_stride;
       }
-      if (phase.awaits >= 0) {
-        const int32_t* counter = plan.counters + phase.awaits + tile;
-        int count = 0;
-        do {
-          asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
-                       : "=r"(count)
-                       : "l"(counter)
-                       : "memory");
-        } while (count < phase.awaited);
-        publish_to_copies();
-      }
-#pragma unroll 1
+      int awaited = -1;
       for (int step = 0; step < phase.steps; ++step, ring.advance()) {
         wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
+        if (phase.awaits >= 0) {
+          const int part = step * Source::step_columns(phase) / kCountedColumns;
+          if (part != awaited) await_units(phase, tile, part);
+          awaited = part;
+        }
         Source::template bring_inputs<kTokens>(
             phase, tokens, step, row, inputs + ring.slot() * plan.slot_inputs, full(ring.slot()));
       }
@@ -290,7 +285,8 @@ struct StreamBlock {
         sync_multipliers();
         if (threadIdx.x == 0) {
           __threadfence();
-          atomicAdd(plan.counters + phase.counts + tile, 1);
+          const int part = unit * phase.unit_rows / kCountedColumns;
+          atomicAdd(plan.counters + phase.counts + tile * stream_counters(phase.rows) + part, 1);
         }
       }
     });
@@ -298,6 +294,19 @@ struct StreamBlock {
   }
 
  private:
+  // Until the part's columns of the inputs are there.
+  __device__ void await_units(const StreamPhase& phase, int tile, int part) const {
+    const int columns = min(kCountedColumns, phase.cols - part * kCountedColumns);
+    const int units = (columns + phase.awaited_unit_rows - 1) / phase.awaited_unit_rows;
+    const int32_t* counter =
+        plan.counters + phase.awaits + tile * stream_counters(phase.cols) + part;
+    int count = 0;
+    do {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+    } while (count < units);
+    publish_to_copies();
+  }
+
   static __device__ void sync_multipliers() {
     asm volatile("bar.sync 1, %0;" ::"n"(kMultiplierThreads) : "memory");
   }

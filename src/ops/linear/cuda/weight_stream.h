@@ -53,13 +53,19 @@ struct StreamPhase {
   float* y;  // [tokens or pairs, rows], or if gated:
   uint16_t* packed;
   int64_t out_stride;
-  // Each tile of tokens has a counter in every phase that others read from: `counts` is this
-  // phase's first one (-1: none), `awaits` that of the phase that makes x, whose counters must
-  // come to `awaited`.
-  int counts, awaits, awaited;
+  // What others read has a counter for each kCountedColumns of its columns and each tile of tokens,
+  // [tiles][columns]: `counts` is the first one of what this phase makes (-1: none), `awaits` that
+  // of its inputs, whose counters must come to the number of units there are.
+  int counts, awaits;
+  int awaited_unit_rows;
 
   __host__ __device__ int units() const { return (rows + unit_rows - 1) / unit_rows; }
 };
+
+inline constexpr int kCountedColumns = 1024;
+__host__ __device__ inline int stream_counters(int columns) {
+  return (columns + kCountedColumns - 1) / kCountedColumns;
+}
 
 // Memory that a later kernel reads, to be brought to the second-level cache.
 struct StreamAhead {
