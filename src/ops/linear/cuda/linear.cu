@@ -113,7 +113,7 @@ struct Ahead {
     int64_t left = most;
     for (const Weight* w : next) {
       const int64_t bytes = std::min<int64_t>(w->size_bytes(), left) / 16 * 16;
-      if (bytes == 0) continue;
+      if (bytes == 0 || w->data == nullptr || w->device.is_cpu()) continue;
       parts[count++] = {reinterpret_cast<const uint8_t*>(w->data), bytes};
       left -= bytes;
     }
