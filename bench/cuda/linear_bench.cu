@@ -366,8 +366,10 @@ void many(Machine& m) {
 }
 
 // Whole gated blocks: a dense one, experts, or both at once.
-void mlps(Machine& m) {
-  std::printf("\ngated blocks, bf16: us (share of the read rate)\n");
+void mlps(Machine& m, const Format& layout) {
+  if (!choices.has_format(layout.format)) return;
+  std::printf("\ngated blocks, %s: us (share of the read rate)\n",
+              quant_format(layout.format).name.data());
   struct Block {
     int64_t hidden, dense, experts, width;
     int picks;
@@ -379,14 +381,27 @@ void mlps(Machine& m) {
                                {2048, 512, 512, 512, 10}};
   Workspace workspace(size_t{1} << 30, m.stream.device());
   const Device device = m.stream.device();
+  const auto format_of = [&](int64_t cols) -> const QuantFormat* {
+    const QuantFormat& in_file = quant_format(layout.format);
+    return layout.tiles ? tile_format(in_file, cols) : &in_file;
+  };
   for (const Block& b : kBlocks) {
+    const QuantFormat* format = format_of(b.hidden);
+    if ((b.dense > 0 && format_of(b.dense) == nullptr) ||
+        (b.experts > 0 && format_of(b.width) == nullptr)) {
+      continue;
+    }
     std::printf("hidden %ld, %ld + %ld x %ld:", b.hidden, b.dense, b.experts, b.width);
-    for (const int64_t tokens : choices.token_counts({1, 8, 10, 32, 2048})) {
+    for (const int64_t tokens : choices.token_counts({1, 5, 8, 10, 32, 2048})) {
       if (tokens > 512 && b.dense > 0 && b.experts > 0) continue;  // not one kernel
       const int touched = b.experts > 0 ? route(m, tokens, b.picks, b.experts) : 0;
       const int64_t pairs = tokens * b.picks;
-      const QuantFormat& format = quant_format(FormatId::kBF16);
-      const int64_t dense_bytes = 6 * b.hidden * b.dense, expert_bytes = 6 * b.hidden * b.width;
+      const auto block_bytes = [&](int64_t width) {
+        return width == 0
+                   ? 0
+                   : 2 * width * format->row_bytes(b.hidden) + b.hidden * format->row_bytes(width);
+      };
+      const int64_t dense_bytes = block_bytes(b.dense), expert_bytes = block_bytes(b.width);
       const int64_t link_bytes = dense_bytes + b.experts * expert_bytes;
       const int links = static_cast<int>(
           std::clamp<int64_t>(static_cast<int64_t>(kPoolBytes) / link_bytes, 2, 48));
@@ -411,18 +426,17 @@ void mlps(Machine& m) {
         Workspace::Scope scope(workspace);
         const std::byte* at = m.weights.data() + link % (links - 1) * link_bytes;
         const auto weight = [&](const Shape& shape) {
-          Weight w{.format = &format, .shape = shape, .data = at};
-          at += shape.num_elements() * 2;
+          Weight w{.format = format, .shape = shape, .data = at};
+          at += w.size_bytes();
           return w;
         };
         const Weight none;
-        const Weight gate = weight({2 * std::max<int64_t>(b.dense, 1), b.hidden});
-        const Weight down = weight({b.hidden, std::max<int64_t>(b.dense, 1)});
+        Weight gate, down;
         std::vector<GatedMlpCall> calls;
         if (b.dense > 0) {
+          gate = weight({2 * b.dense, b.hidden});
+          down = weight({b.hidden, b.dense});
           calls.push_back({Activation::kGeluTanh, &gate, &none, &down, &input, nullptr, dense_out});
-        } else {
-          at = m.weights.data() + link % (links - 1) * link_bytes;
         }
         Weight expert_gate, expert_down;
         if (b.experts > 0) {
@@ -579,7 +593,11 @@ int main(int argc, char** argv) {
     }
   }
   const auto wanted = [&](const char* name) { return Choices::among(parts, name); };
-  if (wanted("mlps") && choices.has_format(FormatId::kBF16)) mlps(m);
+  if (wanted("mlps")) {
+    for (const Format& layout : kLayouts) {
+      if (layout.format == FormatId::kBF16 || layout.tiles) mlps(m, layout);
+    }
+  }
   if (wanted("few")) few(m);
   if (wanted("grouped")) grouped(m);
   if (wanted("tile-plans")) tile_plans(m);

@@ -77,10 +77,10 @@ class Gemma4 : public Model {
   void bind_moe(LayerBinder& bind, Moe& moe, LayerInfo& info) const;
 
   TensorView per_layer_inputs(StepContext& step, const TensorView& x) const;
-  void decoder_layer(StepContext& step, int64_t index, const Shared& shared,
-                     const TensorView& x) const;
+  void decoder_layer(StepContext& step, int64_t index, const Shared& shared, const TensorView& x,
+                     const PassedNorm& passed, LinearInput& input) const;
   TensorView attend_block(StepContext& step, int64_t index, const Shared& shared,
-                          const TensorView& x) const;
+                          const TensorView& x, const LinearInput& made) const;
   TensorView dense_mlp(StepContext& step, const Layer& layer, const ResidualBranch& attended,
                        const TensorView& x) const;
   TensorView mlp_and_experts(StepContext& step, const Layer& layer, const ResidualBranch& attended,

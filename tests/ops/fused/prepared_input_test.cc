@@ -122,9 +122,14 @@ TEST_P(FusedInputTest, BranchesAreAddedAndTheirSumIsPassedOn) {
                                     .factor = random.pick({1.0f, 0.3f})};
         std::vector<Tensor> weights;
         std::vector<InputNorm> norms;
+        std::vector<Tensor> rooms;
         for (size_t i = 0; i < count; ++i) {
           weights.push_back(random_weight(width));
           norms.push_back({weights.back().view(), 1e-6f, random_rounding(width)});
+          if (random.integer(0, 1) > 0) {
+            rooms.emplace_back(DType::kBF16, Shape{tokens, (width + 63) / 64 * 64}, device);
+            norms.back().room = rooms.back().view();
+          }
         }
         if (count > 1) norms.back() = norms.front();
         std::vector<LinearInput> inputs(count);

@@ -221,7 +221,9 @@ void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& bran
   BRAID_CHECK(args.padded <= 8 * 4 * kMostThreads, "a norm of rows of {}", width);
   bool aligned = rows_are_aligned(branch.y, x) && aligned_weights(branch.norm);
   for (size_t i = 0; i < norms.size(); ++i) {
-    const PackedRows packed(workspace, x.dim(0), width);
+    const PackedRows packed = norms[i].room.empty() ? PackedRows(workspace, x.dim(0), width)
+                                                    : PackedRows(norms[i].room, width);
+    BRAID_CHECK(packed.padded == args.padded, "room for rows of {}", packed.padded);
     args.input_norms[i] = norms[i].weight.empty() ? nullptr : norms[i].weight.data<float>();
     args.input_epsilons[i] = norms[i].epsilon;
     args.inputs[i] = packed.rows();

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <cstdlib>
 
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/fused/cuda/token_inputs.h"
+#include "ops/fused/linear_ahead.h"
 #include "ops/linear/cuda/int8_products.h"
 #include "ops/linear/cuda/products.h"
 #include "ops/linear/cuda/tensor_core.cuh"
@@ -103,19 +105,37 @@ void alike_products(Stream& stream, const Products& products) {
   if (products.packed == nullptr || !can_stream(stream, products)) {
     return exact_products(stream, products);
   }
-  if (products.experts > 0) return stream_products(stream, products);
-  for (int first = 0; first < products.tokens; first += kMostStreamTokens) {
-    Products part = products;
-    part.tokens = std::min(products.tokens - first, kMostStreamTokens);
-    part.packed += first * products.packed_stride;
-    part.y += first * products.y_stride;
-    stream_products(stream, part);
-  }
+  stream_products(stream, products);
 }
 
 }  // namespace
 
-void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
+namespace {
+
+// The first bytes of the weights that follow, a whole number of what the cache takes at once.
+struct Ahead {
+  StreamAhead parts[kMostAhead];
+  size_t count = 0;
+
+  explicit Ahead(std::span<const Weight* const> next) {
+    static const int64_t most = [] {
+      const char* mb = std::getenv("BRAID_AHEAD_MB");
+      return mb != nullptr ? int64_t{std::atoi(mb)} << 20 : kMostAheadBytes;
+    }();
+    int64_t left = most;
+    for (const Weight* w : next) {
+      const int64_t bytes = std::min<int64_t>(w->size_bytes(), left) / 16 * 16;
+      if (bytes == 0 || w->data == nullptr || w->device.is_cpu()) continue;
+      parts[count++] = {reinterpret_cast<const uint8_t*>(w->data), bytes};
+      left -= bytes;
+    }
+  }
+};
+
+}  // namespace
+
+void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
+            std::span<const Weight* const> next) {
   if (reads_token_codes(w, x)) {
     Int8Products products = int8_products_of(w, x);
     products.y = y.data<float>();
@@ -130,8 +150,10 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
     return stream.cuda().finish_op("linear");
   }
   const bool streams = !exact && few_tokens_can(products);
-  if (!exact && products.tokens <= kMostStreamTokens && can_stream(stream, products)) {
-    stream_products(stream, products);
+  const int most = products.tiles ? most_few_tokens(products) : kMostStreamTokens;
+  if (!exact && products.tokens <= most && can_stream(stream, products)) {
+    const Ahead ahead(next);
+    stream_products(stream, products, {ahead.parts, ahead.count});
   } else if (streams && products.tokens <= most_few_tokens(products)) {
     few_tokens_products(stream, products);
   } else if ((!streams && products.tokens <= kFewExactTokens) ||
