@@ -36,7 +36,7 @@ bool wide_gated_mlp(Stream& stream, Workspace& workspace, const GatedMlpCall& ca
                       activated.rows().data, activated.rows().stride);
   const LinearInput input = activated.input(call.out);
   if (experts == 0) {
-    cuda::linear(stream, *call.down, input, call.out);
+    cuda::linear(stream, *call.down, input, call.out, {});
     return true;
   }
   Products down = products(*call.down, input);
