@@ -62,8 +62,8 @@ struct Shared {
   alignas(16) __nv_bfloat16 new_key[kDim], new_value[kDim];
   float new_scales[2];  // of the two, if they are int8
   // What the blocks of the cluster have made of this one's share of the elements.
-  float2 statistics[kMostSplits][kQueries];  // largest, sum
-  float sums[];                              // [splits][group][kDim / splits], at 16 bytes
+  alignas(16) float2 statistics[kMostSplits][kQueries];  // largest, sum
+  alignas(16) float sums[];                              // [splits][group][kDim / splits]
 };
 
 // Grid: splits (a cluster), KV heads, sequences. Each block prepares the queries, one of a cluster
