@@ -89,19 +89,20 @@ void DeviceOptions::apply() const {
   if (!isa.empty()) force_isa(parse_isa(isa));
 }
 
-LoadedModel DeviceOptions::load(bool with_tokenizer, bool read_ahead) const {
+LoadedModel DeviceOptions::load(bool with_tokenizer, bool read_ahead,
+                                const std::vector<int64_t>& on_host) const {
   LoadOptions options;
+  options.offloaded = on_host;
   options.read_ahead = read_ahead;
   options.with_tokenizer = with_tokenizer;
   options.dummy_weights = load_format == "dummy";
   options.dummy_format = dummy_storage();
   options.dummy_seed = dummy_seed;
   if (device == "cuda") options.device = {DeviceKind::kCuda, 0};
-  if (options.dummy_weights || device != "cpu" || !read_ahead) {
-    return LoadedModel::load(model, options);
-  }
+  if (options.dummy_weights || !read_ahead) return LoadedModel::load(model, options);
   options.origin = resolve_model(model).string();
-  return LoadedModel::load(cached_model(model, weight_cache, num_threads), options);
+  const PackLayout layout = device == "cpu" ? PackLayout::kPanels : PackLayout::kRows;
+  return LoadedModel::load(cached_model(model, weight_cache, num_threads, layout), options);
 }
 
 std::string DeviceOptions::dummy_storage() const {

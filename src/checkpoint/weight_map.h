@@ -46,6 +46,10 @@ class WeightMap {
   // unless `fill` is false: then matrices are deferred (quant/deferred_weight.h).
   static WeightMap dummy(uint64_t seed, const DummyFormats& formats, bool fill = true);
 
+  // Matrices that are made of parts are deferred (quant/deferred_weight.h).
+  void set_deferring(bool deferring) { deferring_ = deferring; }
+  bool deferring() const { return deferring_; }
+
   // Throws Error naming both files if the name is taken.
   void add(StoredTensor tensor);
   void remove(std::string_view name);
@@ -71,6 +75,7 @@ class WeightMap {
   std::optional<DummyFormats> dummy_formats_;
   uint64_t dummy_seed_ = 0;
   bool fills_dummy_ = true;
+  bool deferring_ = false;
 };
 
 // What became of a checkpoint's tensors.

@@ -42,6 +42,7 @@ void Gemma4::place(Placement& placement) {
   placement.place(embedding_, head_, final_norm_, sliding_rope_, full_rope_, per_layer_embedding_,
                   per_layer_projection_, per_layer_norm_);
   for (Layer& layer : layers_) {
+    placement.begin_layer();
     Attention& attention = layer.attention;
     placement.place_joined({&attention.q.weight(), &attention.k.weight(), &attention.v.weight()});
     placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
@@ -57,6 +58,7 @@ void Gemma4::place(Placement& placement) {
       placement.place(injection.gate, injection.projection, injection.post_norm);
     }
   }
+  placement.end_layers();
 }
 
 void Gemma4::rebind_layer(int64_t layer, const WeightMap& weights) {
@@ -79,7 +81,9 @@ TensorView Gemma4::forward(StepContext& step) const {
   const PassedNorm passed(step, config_.per_layer_width > 0 ? 0 : config_.hidden_size);
   LinearInput input;
   for (int64_t i = step.first_layer(); i < end; ++i) {
+    begin_layer(step, i);
     decoder_layer(step, i, shared, x, i + 1 < end ? passed : PassedNorm(), input);
+    end_layer(step, i);
     if (step.observer != nullptr) step.observer->layer_output(i, x);
   }
   return step.layers != nullptr ? TensorView() : logits(step, x);

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "cache/cache_layout.h"
 #include "checkpoint/weight_map.h"
+#include "layers/layer_streamer.h"
 #include "layers/placement.h"
 #include "layers/step_context.h"
 #include "tensor/tensor_view.h"
@@ -60,6 +62,8 @@ class Model {
 
   // Moves all parameters to a device. Call before the model is used.
   virtual void place(Placement& placement) = 0;
+  // Of layers whose weights do not stay there.
+  void use_streamer(std::shared_ptr<LayerStreamer> streamer) { streamer_ = std::move(streamer); }
 
   // Binds a layer anew, to the tensors of `weights` (all that the layer has, by their canonical
   // names), say in another format. Not while a step runs. Throws Error as loading does, or if the
@@ -69,6 +73,18 @@ class Model {
   // Runs the step's rows through all layers, writes their keys and values to the cache, and returns
   // float32 logits [step.logits_rows.size(), vocab_size], in the step's workspace.
   virtual TensorView forward(StepContext& step) const = 0;
+
+ protected:
+  // Families call these before and after each of their layers is queued.
+  void begin_layer(const StepContext& step, int64_t layer) const {
+    if (streamer_ != nullptr) streamer_->begin_layer(step, layer);
+  }
+  void end_layer(const StepContext& step, int64_t layer) const {
+    if (streamer_ != nullptr) streamer_->end_layer(step, layer);
+  }
+
+ private:
+  std::shared_ptr<LayerStreamer> streamer_;
 };
 
 }  // namespace braid

@@ -76,7 +76,11 @@ TensorView Qwen3Next::embed(StepContext& step) const {
 
 void Qwen3Next::place(Placement& placement) {
   placement.place(embedding_, head_, final_norm_, rotary_);
-  for (Qwen3NextLayer& layer : layers_) layer.place(placement);
+  for (Qwen3NextLayer& layer : layers_) {
+    placement.begin_layer();
+    layer.place(placement);
+  }
+  placement.end_layers();
   if (mtp_) mtp_->place(placement);
 }
 
@@ -92,7 +96,9 @@ TensorView Qwen3Next::forward(StepContext& step) const {
   if (step.observer != nullptr) step.observer->layer_output(-1, x);
   const Rotary::Tables tables = rotary_.tables(step);
   for (int64_t i = step.first_layer(); i < step.end_layer(num_layers()); ++i) {
+    begin_layer(step, i);
     layers_[i].run(step, i, rotary_, tables, x);
+    end_layer(step, i);
     if (step.observer != nullptr) step.observer->layer_output(i, x);
   }
   return step.layers != nullptr ? TensorView() : logits(step, x);

@@ -10,6 +10,7 @@
 
 #include "tensor/cuda/cuda_check.h"
 #include "tensor/cuda/device_memory.h"
+#include "tensor/cuda/stream_memory.h"
 #include "tensor/cuda/stream_state.h"
 
 namespace braid::cuda {
@@ -19,19 +20,30 @@ constexpr size_t kTableBytes = size_t{16} << 20;
 constexpr size_t kTableAlignment = 256;
 constexpr size_t kStagings = 2;
 constexpr size_t kLibraryBytes = size_t{32} << 20;
+static_assert(kTableBytes == kStreamTableBytes && kLibraryBytes == kStreamLibraryBytes);
 
 size_t ceil_to(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
 class DeviceBytes {
  public:
-  explicit DeviceBytes(size_t size) { BRAID_CUDA_CHECK(cudaMalloc(&data_, size)); }
-  ~DeviceBytes() { cudaFree(data_); }
-  DeviceBytes(DeviceBytes&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  DeviceBytes(size_t size, int device) : size_(static_cast<int64_t>(size)), device_(device) {
+    BRAID_CUDA_CHECK(cudaMalloc(&data_, size));
+    count_allocation(size_, device_);
+  }
+  ~DeviceBytes() {
+    if (data_ == nullptr) return;
+    cudaFree(data_);
+    count_allocation(-size_, device_);
+  }
+  DeviceBytes(DeviceBytes&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(other.size_), device_(other.device_) {}
   DeviceBytes& operator=(DeviceBytes&&) = delete;
   std::byte* data() const { return data_; }
 
  private:
   std::byte* data_ = nullptr;
+  int64_t size_;
+  int device_;
 };
 
 class Graph : public Recording {
@@ -73,11 +85,13 @@ class DeviceStream : public StreamState {
     BRAID_CUDA_CHECK(cudaMalloc(&counters_, kNumCounters * sizeof(int32_t)));
     BRAID_CUDA_CHECK(cudaMemset(counters_, 0, kNumCounters * sizeof(int32_t)));
     BRAID_CUDA_CHECK(cudaDeviceSynchronize());
+    count_own(1);
   }
 
   ~DeviceStream() override {
     cudaSetDevice(device_);
     cudaStreamSynchronize(stream_);
+    count_own(-1);
     if (library_ != nullptr) cublasLtDestroy(library_);
     if (library_memory_ != nullptr) cudaFree(library_memory_);
     cudaFree(counters_);
@@ -155,7 +169,10 @@ class DeviceStream : public StreamState {
   int32_t* counters() override { return counters_; }
 
   std::span<std::byte> library_workspace() override {
-    if (library_memory_ == nullptr) BRAID_CUDA_CHECK(cudaMalloc(&library_memory_, kLibraryBytes));
+    if (library_memory_ == nullptr) {
+      BRAID_CUDA_CHECK(cudaMalloc(&library_memory_, kLibraryBytes));
+      count_allocation(kLibraryBytes, device_);
+    }
     return {library_memory_, kLibraryBytes};
   }
   void* matrix_library() override {
@@ -174,11 +191,20 @@ class DeviceStream : public StreamState {
     size_t bytes;
   };
 
+  // sign: 1 for what is there from the beginning, -1 for all that is there at the end.
+  void count_own(int64_t sign) const noexcept {
+    count_allocation(sign * static_cast<int64_t>(kTableBytes), device_);
+    count_allocation(sign * int64_t{kNumCounters * sizeof(int32_t)}, device_);
+    if (library_memory_ != nullptr) {
+      count_allocation(sign * static_cast<int64_t>(kLibraryBytes), device_);
+    }
+  }
+
   const void* constant_table(const void* key, size_t bytes,
                              const std::function<void(std::byte*)>& make) {
     std::vector<std::byte> host(bytes);
     make(host.data());
-    DeviceBytes copy(bytes);
+    DeviceBytes copy(bytes, device_);
     BRAID_CUDA_CHECK(
         cudaMemcpyAsync(copy.data(), host.data(), bytes, cudaMemcpyHostToDevice, beside_));
     BRAID_CUDA_CHECK(cudaStreamSynchronize(beside_));
