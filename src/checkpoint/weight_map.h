@@ -46,6 +46,10 @@ class WeightMap {
   // unless `fill` is false: then matrices read as zeros and take no memory.
   static WeightMap dummy(uint64_t seed, const DummyFormats& formats, bool fill = true);
 
+  // Of random weights: what is made up is also added there, as a checkpoint would hold it.
+  void keep_dummies_in(std::shared_ptr<WeightMap> map) { made_ = std::move(map); }
+  WeightMap* made() const { return made_.get(); }
+
   // Throws Error naming both files if the name is taken.
   void add(StoredTensor tensor);
   void remove(std::string_view name);
@@ -71,6 +75,7 @@ class WeightMap {
   std::optional<DummyFormats> dummy_formats_;
   uint64_t dummy_seed_ = 0;
   bool fills_dummy_ = true;
+  std::shared_ptr<WeightMap> made_;
 };
 
 // What became of a checkpoint's tensors.

@@ -81,12 +81,19 @@ TensorView Gemma3::embed(StepContext& step) const {
 }
 
 void Gemma3::place(Placement& placement) {
+  place_shared(placement);
+  for (int64_t i = 0; i < num_layers(); ++i) place_layer(i, placement);
+}
+
+void Gemma3::place_shared(Placement& placement) {
   placement.place(embedding_, head_, final_norm_, sliding_rope_, full_rope_);
-  for (Layer& layer : layers_) {
-    placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
-                    layer.post_mlp_norm, layer.output, layer.q_norm, layer.k_norm, layer.mlp);
-    placement.place_joined({&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
-  }
+}
+
+void Gemma3::place_layer(int64_t index, Placement& placement) {
+  Layer& layer = layers_[index];
+  placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
+                  layer.post_mlp_norm, layer.output, layer.q_norm, layer.k_norm, layer.mlp);
+  placement.place_joined({&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
 }
 
 void Gemma3::rebind_layer(int64_t layer, const WeightMap& weights) {

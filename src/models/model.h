@@ -60,6 +60,10 @@ class Model {
 
   // Moves all parameters to a device. Call before the model is used.
   virtual void place(Placement& placement) = 0;
+  // The same in parts: what no single layer has, and a layer. Layers that are bound anew are on the
+  // host again. Throws Error if the family cannot.
+  virtual void place_shared(Placement& placement);
+  virtual void place_layer(int64_t layer, Placement& placement);
 
   // Binds a layer anew, to the tensors of `weights` (all that the layer has, by their canonical
   // names), say in another format. Not while a step runs. Throws Error as loading does, or if the
