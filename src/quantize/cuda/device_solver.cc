@@ -108,7 +108,12 @@ class DeviceSolver : public HessianSolver {
     matrix_scope_.reset();
     matrix_scope_.emplace(workspace_);
     group_ = grid.group;
-    host_ = RoundedRows(grid, rows, n_);
+    // Keeps its memory from matrix to matrix.
+    host_.rows = rows;
+    host_.cols = n_;
+    host_.groups = grid.groups(n_);
+    host_.codes.resize(static_cast<size_t>(rows * n_));
+    host_.scales.resize(static_cast<size_t>(rows * host_.groups));
     output_.reset();
     float* const w = take_floats(rows * n_);
     w_ = w;
