@@ -10,6 +10,17 @@
 
 namespace braid {
 
+void require_cuda() {
+  if (!cuda::built_in()) {
+    throw Error(
+        "--device cuda: this build has no CUDA backend; build the preset 'cuda' or use --device "
+        "cpu");
+  }
+  if (cuda::num_devices() == 0) {
+    throw Error("--device cuda: there is no CUDA device here (or no driver); use --device cpu");
+  }
+}
+
 void DeviceOptions::add_model(CLI::App& command, const std::string& default_model) {
   model = default_model;
   auto* positional = command.add_option(
@@ -73,14 +84,7 @@ void DeviceOptions::add_to(CLI::App& command) {
 
 // Before anything is loaded.
 void DeviceOptions::check_cuda() const {
-  if (!cuda::built_in()) {
-    throw Error(
-        "--device cuda: this build has no CUDA backend; build the preset 'cuda' or use --device "
-        "cpu");
-  }
-  if (cuda::num_devices() == 0) {
-    throw Error("--device cuda: there is no CUDA device here (or no driver); use --device cpu");
-  }
+  require_cuda();
 }
 
 void DeviceOptions::apply() const {

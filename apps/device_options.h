@@ -12,6 +12,9 @@
 
 namespace braid {
 
+// Throws Error unless there is a CUDA device and this build can use it.
+void require_cuda();
+
 // Options every command shares that loads a model: which one, and on what it runs.
 struct DeviceOptions {
   std::string model;

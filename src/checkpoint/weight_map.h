@@ -49,6 +49,9 @@ class WeightMap {
   // Matrices that are made of parts are deferred (quant/deferred_weight.h).
   void set_deferring(bool deferring) { deferring_ = deferring; }
   bool deferring() const { return deferring_; }
+  // Of random weights: what is made up is also added there, as a checkpoint would hold it.
+  void keep_dummies_in(std::shared_ptr<WeightMap> map) { made_ = std::move(map); }
+  WeightMap* made() const { return made_.get(); }
 
   // Throws Error naming both files if the name is taken.
   void add(StoredTensor tensor);
@@ -76,6 +79,7 @@ class WeightMap {
   uint64_t dummy_seed_ = 0;
   bool fills_dummy_ = true;
   bool deferring_ = false;
+  std::shared_ptr<WeightMap> made_;
 };
 
 // What became of a checkpoint's tensors.

@@ -81,14 +81,23 @@ TensorView Gemma3::embed(StepContext& step) const {
 }
 
 void Gemma3::place(Placement& placement) {
-  placement.place(embedding_, head_, final_norm_, sliding_rope_, full_rope_);
-  for (Layer& layer : layers_) {
+  place_shared(placement);
+  for (int64_t i = 0; i < num_layers(); ++i) {
     placement.begin_layer();
-    placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
-                    layer.post_mlp_norm, layer.output, layer.q_norm, layer.k_norm, layer.mlp);
-    placement.place_joined({&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
+    place_layer(i, placement);
   }
   placement.end_layers();
+}
+
+void Gemma3::place_shared(Placement& placement) {
+  placement.place(embedding_, head_, final_norm_, sliding_rope_, full_rope_);
+}
+
+void Gemma3::place_layer(int64_t index, Placement& placement) {
+  Layer& layer = layers_[index];
+  placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
+                  layer.post_mlp_norm, layer.output, layer.q_norm, layer.k_norm, layer.mlp);
+  placement.place_joined({&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
 }
 
 void Gemma3::rebind_layer(int64_t layer, const WeightMap& weights) {

@@ -62,6 +62,10 @@ class Model {
 
   // Moves all parameters to a device. Call before the model is used.
   virtual void place(Placement& placement) = 0;
+  // The same in parts: what no single layer has, and a layer. Layers that are bound anew are on the
+  // host again. Throws Error if the family cannot.
+  virtual void place_shared(Placement& placement);
+  virtual void place_layer(int64_t layer, Placement& placement);
   // Of layers whose weights do not stay there.
   void use_streamer(std::shared_ptr<LayerStreamer> streamer) { streamer_ = std::move(streamer); }
 

@@ -75,13 +75,21 @@ TensorView Qwen3Next::embed(StepContext& step) const {
 }
 
 void Qwen3Next::place(Placement& placement) {
-  placement.place(embedding_, head_, final_norm_, rotary_);
-  for (Qwen3NextLayer& layer : layers_) {
+  place_shared(placement);
+  for (int64_t i = 0; i < num_layers(); ++i) {
     placement.begin_layer();
-    layer.place(placement);
+    place_layer(i, placement);
   }
   placement.end_layers();
   if (mtp_) mtp_->place(placement);
+}
+
+void Qwen3Next::place_shared(Placement& placement) {
+  placement.place(embedding_, head_, final_norm_, rotary_);
+}
+
+void Qwen3Next::place_layer(int64_t layer, Placement& placement) {
+  layers_[layer].place(placement);
 }
 
 void Qwen3Next::rebind_layer(int64_t layer, const WeightMap& weights) {

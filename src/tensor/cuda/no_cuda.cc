@@ -47,6 +47,7 @@ std::byte* allocate_pinned(size_t) { refuse(0); }
 void release_pinned(std::byte*) noexcept {}
 void copy_to_host_async(StreamState&, void*, const void*, size_t) { refuse(0); }
 void copy_to_device_async(StreamState&, void*, const void*, size_t) { refuse(0); }
+void copy_on_device(StreamState&, void*, const void*, size_t) { refuse(0); }
 
 DeviceEvent::~DeviceEvent() = default;
 void DeviceEvent::record(StreamState&) { refuse(0); }
