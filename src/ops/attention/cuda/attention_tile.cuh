@@ -4,9 +4,11 @@
 // warp has 16 queries; of their scores it computes its share of a tile's keys, of their weighted
 // values its share of the head's elements. The weights pass through shared memory.
 
+#include "ops/attention/cuda/attention_call.h"
 #include "ops/attention/cuda/paged_store.cuh"
 #include "ops/cuda/int8.cuh"
 #include "ops/cuda/tensor_core.cuh"
+#include "ops/fused/cuda/head.cuh"
 
 namespace braid::cuda {
 
@@ -119,6 +121,45 @@ class AttentionTile {
         *reinterpret_cast<uint2*>(
             &shared_.queries[wide_place(query, vector / 2) + vector % 2 * 4]) =
             *reinterpret_cast<const uint2*>(pairs);
+      }
+    }
+  }
+
+  // The same of queries that have yet to be normed and turned, by a warp each. token_of(i): the row
+  // of query i in the tables of cosines and sines.
+  template <typename QueryAt, typename TokenOf>
+  __device__ void prepare_queries(const QueryHeads& heads, int num_queries, const QueryAt& query_at,
+                                  const TokenOf& token_of) {
+    using H = Head<kDim>;
+    constexpr int kWarps = kThreads / kWarp, kEach = Shape::kQueries / kWarps;
+    constexpr int kAtOnce = kDim > 256 ? 2 : 4;
+    static_assert(kEach % kAtOnce == 0);
+    const int warp = threadIdx.x / kWarp;
+    typename H::Row gains;
+    gains.load(heads.norm, kDim, lane());
+#pragma unroll 1
+    for (int first = warp; first < Shape::kQueries; first += kAtOnce * kWarps) {
+      H head[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int query = first + i * kWarps;
+        head[i].load(query_at(min(query, num_queries - 1)), lane());
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int query = first + i * kWarps, token = token_of(min(query, num_queries - 1));
+        head[i].norm(gains, heads.epsilon);
+        typename H::Row cosines, sines;
+        cosines.load(heads.cos + token * heads.stride, heads.pairs, lane());
+        sines.load(heads.sin + token * heads.stride, heads.pairs, lane());
+        head[i].turn_in_lane(cosines, sines, heads.pairs, lane());
+#pragma unroll
+        for (int j = 0; j < H::kKept; ++j) {
+          const int element = H::element(j, lane());
+          if (element >= kDim) continue;
+          put(&shared_.queries[wide_place(query, element / 8) + element % 8],
+              query < num_queries ? head[i].v[j] : float4{});
+        }
       }
     }
   }

@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/check.h"
 #include "ops/attention/cuda/attention_call.h"
 #include "ops/attention/cuda/attention_tile.cuh"
 #include "ops/cuda/row_vectors.cuh"
+#include "ops/fused/cuda/packed_rows.cuh"
 
 namespace braid::cuda {
 namespace {
@@ -17,7 +19,10 @@ struct QueryTile {
 };
 
 // Sequences of up to this many queries a KV head are split by keys, others by queries.
-constexpr int kMostSplitQueries = 64;
+inline int most_split_queries() {
+  static const char* const setting = std::getenv("BRAID_SPLIT");
+  return setting == nullptr ? 64 : std::atoi(setting);
+}
 constexpr int kSplitTileQueries = 16;
 constexpr int kTileQueries = 64;
 
@@ -32,6 +37,8 @@ __host__ __device__ constexpr int stretches_per_split(int stretches) {
 struct TileArguments {
   Rows<const float> q;
   Rows<float> out;
+  Rows<uint16_t> packed;  // bfloat16, instead of `out` if not null
+  QueryHeads heads;
   KvTable table;
   const QueryTile* tiles;
   int group, window;
@@ -59,9 +66,10 @@ __device__ Split split_of(const VisibleKeys& visible, int index) {
 
 // Merges the splits of a tile in their order; by a whole block. `factors`: shared memory for
 // kSplitTileQueries × kMaxSplits floats.
-template <int kDim, int kThreads, typename OutAt>
+// store(query, first element, four results)
+template <int kDim, int kThreads, typename Store>
 __device__ void merge_splits(const float* partials, const float2* statistics, int max_queries,
-                             int num_splits, int num_queries, float* factors, const OutAt& out_at) {
+                             int num_splits, int num_queries, float* factors, const Store& store) {
   const int lane = threadIdx.x % kWarp;
   for (int query = threadIdx.x / kWarp; query < num_queries; query += kThreads / kWarp) {
     float2 own[kMaxSplits / kWarp];
@@ -101,8 +109,7 @@ __device__ void merge_splits(const float* partials, const float2* statistics, in
       sum.z = fmaf(factor, v.z, sum.z);
       sum.w = fmaf(factor, v.w, sum.w);
     }
-    float* out = out_at(query) + d;
-    out[0] = sum.x, out[1] = sum.y, out[2] = sum.z, out[3] = sum.w;
+    store(query, d, sum);
   }
 }
 
@@ -159,8 +166,14 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   commit_copies();
   tile.fetch_values(values, begin, sequence.first_position);
   commit_copies();
-  tile.load_queries(num_queries, args.aligned,
-                    [&](int query) { return element_of(args.q, query); });
+  const auto query_at = [&](int query) { return element_of(args.q, query); };
+  if (args.heads.norm != nullptr) {
+    tile.prepare_queries(args.heads, num_queries, query_at, [&](int query) {
+      return sequence.first_row + (where.first_query + query) / args.group;
+    });
+  } else {
+    tile.load_queries(num_queries, args.aligned, query_at);
+  }
   int row_begin[2], row_end[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -199,8 +212,17 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     for (int i = 0; i < 2; ++i) {
       const int query = tile.row() + 8 * i;
       if (query >= num_queries) continue;
-      float* out = element_of(args.out, query);
       const float factor = 1 / tile.sum[i];
+      if (args.packed.data != nullptr) {
+        uint16_t* const out = element_of(args.packed, query);
+#pragma unroll
+        for (int t = 0; t < Shape::kValueTiles; ++t) {
+          *reinterpret_cast<__nv_bfloat162*>(out + tile.element(t)) = __floats2bfloat162_rn(
+              tile.weighted[t][2 * i] * factor, tile.weighted[t][2 * i + 1] * factor);
+        }
+        continue;
+      }
+      float* const out = element_of(args.out, query);
 #pragma unroll
       for (int t = 0; t < Shape::kValueTiles; ++t) {
         out[tile.element(t)] = tile.weighted[t][2 * i] * factor;
@@ -237,9 +259,15 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     __syncthreads();
     if (!shared.last) return;
     __threadfence();
-    merge_splits<kDim, Shape::kThreads>(partials, statistics, args.max_queries, num_splits,
-                                        num_queries, reinterpret_cast<float*>(shared.keys),
-                                        [&](int query) { return element_of(args.out, query); });
+    merge_splits<kDim, Shape::kThreads>(
+        partials, statistics, args.max_queries, num_splits, num_queries,
+        reinterpret_cast<float*>(shared.keys), [&](int query, int element, float4 v) {
+          if (args.packed.data != nullptr) {
+            return store_rounded(element_of(args.packed, query), element, v);
+          }
+          float* const out = element_of(args.out, query) + element;
+          out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+        });
     if (threadIdx.x == 0) args.arrivals[place] = 0;
   }
 }
@@ -257,7 +285,7 @@ TilePlan plan_tiles(const AttentionCall& call) {
   for (const SequenceRows& s : call.sequences) {
     if (s.num_rows == 0) continue;
     const int queries = static_cast<int>(s.num_rows) * call.group();
-    if (queries > kMostSplitQueries) {
+    if (queries > most_split_queries()) {
       plan.num_tiles += ceil_divide(queries, kTileQueries);
       continue;
     }
@@ -284,7 +312,7 @@ const std::byte* upload_tiles(const AttentionCall& call, const TilePlan& plan) {
     auto* tiles = split_tiles + plan.num_split_tiles;
     for (size_t i = 0; i < call.sequences.size(); ++i) {
       const int queries = static_cast<int>(call.sequences[i].num_rows) * group;
-      const bool split = queries <= kMostSplitQueries;
+      const bool split = queries <= most_split_queries();
       for (int first = 0; first < queries; first += split ? kSplitTileQueries : kTileQueries) {
         *(split ? split_tiles : tiles)++ = {static_cast<int32_t>(i), first};
       }
@@ -354,13 +382,18 @@ void run(const AttentionCall& call) {
   if (plan.num_split_tiles + plan.num_tiles == 0) return;
   const std::byte* tiles = upload_tiles(call, plan);
   TileArguments args{.q = rows_of<const float>(call.q),
-                     .out = rows_of<float>(call.out),
+                     .heads = call.heads,
                      .table = call.table,
                      .tiles = reinterpret_cast<const QueryTile*>(tiles),
                      .group = call.group(),
                      .window = static_cast<int>(std::min<int64_t>(call.options.window, 1 << 30)),
                      .aligned = rows_are_aligned(call.q),
                      .scale = call.options.scale * 1.44269504088896340736f};
+  if (call.packed != nullptr) {
+    args.packed = {call.packed, call.q.dim(1) * kDim};
+  } else {
+    args.out = rows_of<float>(call.out);
+  }
   if (plan.num_split_tiles > 0) {
     const int stretches = ceil_divide(plan.most_keys, kStretch) + 1;
     args.max_splits = std::min(stretches, kMaxSplits);
