@@ -183,7 +183,31 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     row_end[i] = query < num_queries ? position + 1 : 0;
   }
 
-  for (int start = begin; start < end; start += kKeys) {
+  if constexpr (Shape::kBuffers > 1) {
+    if (begin + kKeys < end) tile.put_key(begin + kKeys, find_key(begin + kKeys));
+    for (int start = begin; start < end; start += kKeys) {
+      const int next = start + kKeys, after = next + kKeys;
+      const uint32_t key_after = after < end ? find_key(after) : kNoKey;  // arrives meanwhile
+      wait_for_copies<0>();
+      __syncthreads();  // this tile is there, the one before is done with
+      if (next < end) {
+        tile.fetch_keys(keys, values, next);
+        tile.fetch_values(values, next);
+        commit_copies();
+      }
+      tile.use_tile(start);
+      tile.multiply_keys();
+      tile.scale_scores(args.scale, start, visible, row_begin, row_end);
+      __syncthreads();
+      // In the place of this tile's, which have been used.
+      tile.put_key(after, key_after);
+      tile.weigh();
+      __syncthreads();  // weights are there
+      tile.multiply_values();
+    }
+    __syncthreads();
+  }
+  for (int start = begin; Shape::kBuffers == 1 && start < end; start += kKeys) {
     const int next = start + kKeys;
     const bool more = next < end;
     wait_for_copies<1>();
@@ -363,15 +387,16 @@ struct Shapes<128, Stored> {
 template <typename Stored>
 struct Shapes<256, Stored> {
   // Codes take room, too.
-  static constexpr int kKeys = sizeof(Stored) == 1 ? 32 : 64;
+  static constexpr bool kCodes = sizeof(Stored) == 1;
+  static constexpr int kKeys = kCodes ? 32 : 64;
   using Split = TileShape<256, 1, 4, kKeys, Stored>;
-  using Tile = TileShape<256, 4, 2, kKeys, Stored>;
-  static constexpr int kSplitBlocks = 3, kTileBlocks = 2;
+  using Tile = TileShape<256, 4, 2, kKeys, Stored, kCodes ? 1 : 2>;
+  static constexpr int kSplitBlocks = 3, kTileBlocks = kCodes ? 2 : 1;
 };
 template <typename Stored>
 struct Shapes<512, Stored> {
   using Split = TileShape<512, 1, 4, 32, Stored>;
-  using Tile = TileShape<512, 4, 4, 32, Stored>;
+  using Tile = TileShape<512, 4, 4, 32, Stored, sizeof(Stored) == 1 ? 1 : 2>;
   static constexpr int kSplitBlocks = Split::kScaled ? 1 : 2, kTileBlocks = 1;
 };
 
