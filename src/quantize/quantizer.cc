@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -14,8 +15,12 @@
 #include "checkpoint/checksum.h"
 #include "checkpoint/printable.h"
 #include "checkpoint/source_fingerprint.h"
+#include "convert/gguf_metadata.h"
 #include "models/registry.h"
 #include "quant/panels.h"
+#include "quantize/block_rounding.h"
+#include "quantize/gguf_output.h"
+#include "quantize/gguf_recipe.h"
 #include "quantize/layer_hessians.h"
 #include "quantize/quantization_entry.h"
 #include "quantize/quantized_parts.h"
@@ -31,6 +36,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kRowGrain = 16;
 constexpr double kSizeTolerance = 0.01;
+constexpr const char* kGgufName = "model.gguf";
 
 // Adds to `seconds` what a scope takes.
 class Timer {
@@ -76,6 +82,7 @@ uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
     key.add(std::string_view(rule.modules));
     key.add(std::string_view(rule.storage));
   }
+  key.add(static_cast<int>(recipe.gguf));
   key.add(static_cast<int>(options.method));
   key.add(options.gptq.damping);
   key.add(static_cast<int>(options.gptq.order));
@@ -142,7 +149,7 @@ class PartQuantizer {
     WorkFolder::Part part;
     // Matrices by the Hessian they share, so that it is factored once and forgotten then.
     std::map<std::pair<LayerHessians::Family*, size_t>, std::vector<Matrix>> by_hessian;
-    std::vector<Matrix> unseen;
+    std::vector<Matrix> unseen, without_grid;
     std::map<const TensorPlan*, MatrixResult> results;
     for (const TensorPlan* plan : plans) {
       MatrixResult& result = results[plan];
@@ -153,6 +160,10 @@ class PartQuantizer {
       const int64_t matrices = plan->shape.rank() == 3 ? plan->shape.dim(0) : 1;
       for (int64_t m = 0; m < matrices; ++m) {
         const Matrix matrix{plan, m, &weight, &result};
+        if (!has_grid(*plan) || plan->column_run != 0) {
+          without_grid.push_back(matrix);
+          continue;
+        }
         LayerHessians::Reader reader;
         if (hessians_ != nullptr) reader = hessians_->find(plan->name, static_cast<size_t>(m));
         if (reader.family == nullptr || (*reader.family)[reader.member] == nullptr) {
@@ -168,6 +179,7 @@ class PartQuantizer {
       hessian.reset();
     }
     for (const Matrix& matrix : unseen) quantise_unseen(matrix);
+    for (const Matrix& matrix : without_grid) round_matrix(matrix);
     for (const TensorPlan* plan : plans) {
       MatrixResult& result = results[plan];
       result.method = method_of(*plan, result);
@@ -199,12 +211,19 @@ class PartQuantizer {
   }
 
   std::vector<float> load(const Matrix& matrix) const {
-    const Weight& source = weights_.find(matrix.plan->name)->weight;
+    const Weight source = weights_.find(matrix.plan->name)->payload();
+    const std::vector<int64_t>& runs = matrix.plan->column_runs;
+    const int64_t run = matrix.plan->column_run;
     const int64_t rows = matrix.rows(), cols = matrix.cols();
     std::vector<float> w(static_cast<size_t>(rows * cols));
     pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+      std::vector<float> given(run != 0 ? static_cast<size_t>(cols) : 0);
       for (int64_t r = begin; r < end; ++r) {
-        expand_row(source, matrix.index * rows + r, w.data() + r * cols);
+        float* const row = w.data() + r * cols;
+        expand_row(source, matrix.index * rows + r, run != 0 ? given.data() : row);
+        for (size_t i = 0; i < runs.size(); ++i) {
+          std::copy_n(given.data() + runs[i] * run, run, row + static_cast<int64_t>(i) * run);
+        }
       }
     });
     return w;
@@ -235,10 +254,7 @@ class PartQuantizer {
         }
       }
     });
-    for (int64_t r = 0; r < rows; ++r) {
-      matrix.result->weight_error += errors[r];
-      matrix.result->weight_square += squares[r];
-    }
+    add_errors(matrix, errors, squares);
   }
 
   static void add(std::optional<RoundingError>& sum, const RoundingError& one, double share) {
@@ -313,6 +329,41 @@ class PartQuantizer {
     store(matrix, w, nearest(matrix, w));
   }
 
+  // Into blocks that have a rounding of their own.
+  void round_matrix(const Matrix& matrix) {
+    const std::vector<float> w = load(matrix);
+    const Timer timer(times_.round);
+    const int64_t rows = matrix.rows(), cols = matrix.cols();
+    const int64_t row_bytes = matrix.to->row_bytes();
+    auto* const to = const_cast<std::byte*>(matrix.to->data) + matrix.index * rows * row_bytes;
+    std::vector<double> errors(static_cast<size_t>(rows)), squares(static_cast<size_t>(rows));
+    pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+      std::vector<float> stored(static_cast<size_t>(cols));
+      for (int64_t r = begin; r < end; ++r) {
+        round_blocks(*matrix.plan->format, w.data() + r * cols, cols, to + r * row_bytes);
+        dequantize(*matrix.plan->format, to + r * row_bytes, cols, stored.data());
+        for (int64_t c = 0; c < cols; ++c) {
+          const double x = w[r * cols + c], e = x - stored[c];
+          errors[r] += e * e;
+          squares[r] += x * x;
+        }
+      }
+    });
+    add_errors(matrix, errors, squares);
+  }
+
+  void add_errors(const Matrix& matrix, const std::vector<double>& errors,
+                  const std::vector<double>& squares) {
+    for (size_t r = 0; r < errors.size(); ++r) {
+      matrix.result->weight_error += errors[r];
+      matrix.result->weight_square += squares[r];
+    }
+    if (!std::isfinite(matrix.result->weight_error)) {
+      throw Error("{}: weights are too large for the scales of {}", printable(matrix.plan->name),
+                  matrix.plan->format->name);
+    }
+  }
+
   ThreadPool& pool_;
   const WeightMap& weights_;
   const QuantizeOptions& options_;
@@ -326,19 +377,25 @@ class Quantizer {
   Quantizer(const fs::path& path, const fs::path& out, const CalibrationTokens& calibration,
             ThreadPool& pool, const QuantizeOptions& options)
       : path_(path),
+        out_(out),
         calibration_(calibration),
         pool_(pool),
         options_(options),
-        files_(open(path)),
+        files_(open(path, options)),
         work_(out, key_of(files_, calibration, options)),
         model_(load_model(files_)),
         stream_(pool) {
     plans_ = plan_tensors(files_.weights(), options.recipe);
+    if (as_gguf()) {
+      layout_ = gguf_layout(files_);
+      fit_plans_to_layout(layout_, files_.weights(), plans_);
+    }
     for (const TensorPlan& plan : plans_) {
       if (!plan.quantised()) continue;
       const int64_t part = layer_of(plan.name).value_or(model_->num_layers());
       parts_[part].push_back(&plan);
       progress_.total += plan.num_parameters();
+      if (plan.column_run != 0) moved_columns_.insert(plan.name);
     }
     check_formats();
   }
@@ -362,22 +419,29 @@ class Quantizer {
     times_.total = std::chrono::duration<double>(Clock::now() - start).count();
     result.times = times_;
     write_reports(output_, {plans_, results_, result, calibration_, options_, path_});
-    work_.publish();
+    as_gguf() ? publish_gguf() : work_.publish();
     return result;
   }
 
  private:
-  static ModelFiles open(const fs::path& path) {
+  static ModelFiles open(const fs::path& path, const QuantizeOptions& options) {
     ModelFiles files = ModelFiles::open(path);
-    if (files.is_gguf() || files.is_packed()) {
+    const bool to_gguf = options.file_format == QuantizedFileFormat::kGguf;
+    if (to_gguf != options.recipe.gguf) throw Error("recipe.gguf must be {}", to_gguf);
+    if (files.is_packed()) {
+      throw Error("{}: is packed for speed; give the model it was made from", path.string());
+    }
+    if (files.is_gguf() && !to_gguf) {
       throw Error("{}: only Hugging Face folders with safetensors can be quantised", path.string());
     }
     return files;
   }
 
+  bool as_gguf() const { return options_.file_format == QuantizedFileFormat::kGguf; }
   bool calibrated() const { return !calibration_.sequences.empty(); }
 
   void check_formats() const {
+    if (as_gguf()) return;
     for (const TensorPlan& plan : plans_) {
       if (!plan.quantised()) continue;
       const bool groups = as_w4(plan), rows = plan.format->id == FormatId::kW8C;
@@ -493,7 +557,9 @@ class Quantizer {
     for (const auto& [name, tensor] : files_.weights().tensors()) {
       if (!name.starts_with(prefix)) continue;
       StoredTensor bound = tensor;
-      if (const auto found = weights_.find(name); found != weights_.end()) {
+      const auto found = weights_.find(name);
+      // Columns in the order of the file are not those of the model.
+      if (found != weights_.end() && !moved_columns_.contains(name)) {
         bound.weight = found->second;
         bound.dtype_name = bound.weight.format->name;
       }
@@ -534,6 +600,24 @@ class Quantizer {
     return outputs;
   }
 
+  void write_gguf(QuantizeResult& result) {
+    const GgufOutput output(layout_, plans_, files_.weights(), weights_);
+    const GgufScheme& scheme = *find_gguf_scheme(options_.recipe.scheme);
+    const GgufMetadataWriter metadata = gguf_metadata(files_, layout_, scheme.file_type);
+    result.bytes_predicted = output.bytes();
+    result.added = output.added();
+    output.write(output_ / kGgufName, metadata, pool_, [&] { report_progress("writing"); });
+    result.files.push_back(out_.filename());
+    result.bytes_after = static_cast<int64_t>(fs::file_size(output_ / kGgufName)) -
+                         static_cast<int64_t>(metadata.bytes().size());
+  }
+
+  void publish_gguf() {
+    work_.publish_files({{"report.json", gguf_report_path(out_, ".json")},
+                         {"report.md", gguf_report_path(out_, ".md")},
+                         {kGgufName, out_}});
+  }
+
   QuantizeResult write() {
     const Timer timer(times_.write);
     output_ = work_.start_output();
@@ -548,6 +632,10 @@ class Quantizer {
     }
     for (const auto& [name, one] : results_) {
       result.num_starved += static_cast<int64_t>(one.starved.size());
+    }
+    if (as_gguf()) {
+      write_gguf(result);
+      return result;
     }
     const std::vector<OutputTensors> tensors = outputs();
     for (const OutputTensors& one : tensors) result.bytes_predicted += one.bytes();
@@ -603,7 +691,7 @@ class Quantizer {
     }
   }
 
-  fs::path path_, output_;
+  fs::path path_, out_, output_;
   const CalibrationTokens& calibration_;
   ThreadPool& pool_;
   const QuantizeOptions& options_;
@@ -613,6 +701,8 @@ class Quantizer {
   Stream stream_;
   std::optional<CalibrationPass> pass_;
   std::vector<TensorPlan> plans_;
+  GgufLayout layout_;  // as_gguf()
+  std::set<std::string, std::less<>> moved_columns_;
   std::map<int64_t, std::vector<const TensorPlan*>> parts_;
   std::map<std::string, Weight, std::less<>> weights_;  // quantised ones
   std::map<std::string, MatrixResult> results_;
