@@ -16,6 +16,7 @@
 #include "checkpoint/printable.h"
 #include "checkpoint/source_fingerprint.h"
 #include "convert/gguf_metadata.h"
+#include "convert/hf_folder.h"
 #include "models/registry.h"
 #include "quant/panels.h"
 #include "quantize/block_rounding.h"
@@ -389,6 +390,12 @@ class Quantizer {
     if (as_gguf()) {
       layout_ = gguf_layout(files_);
       fit_plans_to_layout(layout_, files_.weights(), plans_);
+    } else if (files_.is_gguf()) {
+      texts_ = hf_folder_texts(files_);
+      for (TensorPlan& plan : plans_) {
+        plan.file_name = hf_tensor_name(plan.name);
+        if (!plan.quantised()) plan.kept_as = dtype_name(kept_dtype(plan));
+      }
     }
     for (const TensorPlan& plan : plans_) {
       if (!plan.quantised()) continue;
@@ -430,9 +437,6 @@ class Quantizer {
     if (to_gguf != options.recipe.gguf) throw Error("recipe.gguf must be {}", to_gguf);
     if (files.is_packed()) {
       throw Error("{}: is packed for speed; give the model it was made from", path.string());
-    }
-    if (files.is_gguf() && !to_gguf) {
-      throw Error("{}: only Hugging Face folders with safetensors can be quantised", path.string());
     }
     return files;
   }
@@ -580,6 +584,47 @@ class Quantizer {
                 tensor.dtype_name);
   }
 
+  // Of a GGUF file's tensor in a folder: blocks become bfloat16.
+  DType kept_dtype(const TensorPlan& plan) const {
+    const Weight& weight = files_.weights().find(plan.name)->weight;
+    if (weight.format == nullptr) {
+      throw Error("{}: tensor {}: type {} is not supported", files_.origin(), printable(plan.name),
+                  plan.source_type);
+    }
+    switch (weight.format->id) {
+      case FormatId::kF32:
+        return DType::kF32;
+      case FormatId::kF16:
+        return DType::kF16;
+      default:
+        return DType::kBF16;
+    }
+  }
+
+  OutputTensors expanded(const TensorPlan& plan) const {
+    const DType dtype = kept_dtype(plan);
+    const QuantFormat& format = quant_format(dtype == DType::kF32   ? FormatId::kF32
+                                             : dtype == DType::kF16 ? FormatId::kF16
+                                                                    : FormatId::kBF16);
+    const auto make = [this, &plan, &format] {
+      const Weight& weight = files_.weights().find(plan.name)->weight;
+      const float offset = hf_tensor_offset(files_, plan.name);
+      const int64_t cols = weight.cols(), row_bytes = format.row_bytes(cols);
+      const int64_t rows = weight.shape.num_elements() / cols;
+      std::vector<std::byte> bytes(static_cast<size_t>(rows * row_bytes));
+      pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+        std::vector<float> row(static_cast<size_t>(cols));
+        for (int64_t r = begin; r < end; ++r) {
+          expand_row(weight, r, row.data());
+          for (float& x : row) x -= offset;
+          quantize(format, row.data(), cols, bytes.data() + r * row_bytes);
+        }
+      });
+      return std::vector<std::vector<std::byte>>{std::move(bytes)};
+    };
+    return {.parts = {{plan.file_name, dtype, plan.shape}}, .make = make, .stored = {}};
+  }
+
   std::vector<OutputTensors> outputs() const {
     std::vector<OutputTensors> outputs;
     for (const TensorPlan& plan : plans_) {
@@ -590,6 +635,10 @@ class Quantizer {
                 ? gptq_parts(plan, weight)
                 : compressed_tensors_parts(plan, weight, options_.split_experts);
         for (OutputTensors& part : parts) outputs.push_back(std::move(part));
+        continue;
+      }
+      if (files_.is_gguf()) {
+        outputs.push_back(expanded(plan));
         continue;
       }
       const StoredTensor& tensor = *files_.weights().find(plan.name);
@@ -665,11 +714,16 @@ class Quantizer {
   }
 
   void copy_other_files() const {
-    const std::string config = read_file(path_ / "config.json");
+    const std::string config =
+        files_.is_gguf() ? texts_.at("config.json") : read_file(path_ / "config.json");
     write_text_file(output_ / "config.json",
                     options_.file_format == QuantizedFileFormat::kGptq
                         ? with_gptq_entry(config, plans_)
                         : with_compressed_tensors_entry(config, plans_, options_.split_experts));
+    for (const auto& [name, text] : texts_) {
+      if (name != "config.json") write_text_file(output_ / name, text);
+    }
+    if (files_.is_gguf()) return;
     constexpr const char* kNames[] = {"generation_config.json",
                                       "tokenizer.json",
                                       "tokenizer_config.json",
@@ -701,7 +755,8 @@ class Quantizer {
   Stream stream_;
   std::optional<CalibrationPass> pass_;
   std::vector<TensorPlan> plans_;
-  GgufLayout layout_;  // as_gguf()
+  GgufLayout layout_;                         // as_gguf()
+  std::map<std::string, std::string> texts_;  // of a folder made of a GGUF file
   std::set<std::string, std::less<>> moved_columns_;
   std::map<int64_t, std::vector<const TensorPlan*>> parts_;
   std::map<std::string, Weight, std::less<>> weights_;  // quantised ones

@@ -57,13 +57,35 @@ class QuantizeTest(CliCase):
         self.assertGreater(report["starved_experts"], 0)
         self.assertIn("## Starved experts", (self.out / "report.md").read_text())
 
+    def test_gguf_files(self):
+        for scheme, out in (("q4_k", "a.gguf"), ("q4_0", "b.gguf"), ("q8_0", "c.gguf")):
+            out = self.root / out
+            facts = json.loads(self.succeed("quantize", "demo:gemma4-dense", "-o", out, "--scheme", scheme, "--json"))
+            self.assertEqual(facts["files"], [out.name])
+            self.assertLess(facts["bytes_after"], 0.6 * facts["bytes_before"])
+            report = json.loads(out.with_suffix(".report.json").read_text())
+            self.assertTrue(all("stored_in" in tensor or "left_out" in tensor for tensor in report["tensors"]))
+            text = self.succeed("run", out, "-p", "It was a cold", "-n", "8", "--temp", "0")
+            self.assertGreater(len(text.strip()), 0)
+        # And on from there.
+        again = self.root / "again.gguf"
+        self.succeed("quantize", self.root / "c.gguf", "-o", again, "--scheme", "q4_1")
+        evaluated = json.loads(self.succeed("eval", again, "--reference", self.root / "c.gguf", "--json", "--buckets", "128",
+                                            "--max-tokens", "600", "--text", pathlib.Path(os.environ["BRAID_DEMO_MODELS"]) / "heldout" / "heldout.txt"))
+        self.assertEqual(len(evaluated["buckets"]), 1)
+        self.refuse("is to be called *.gguf", "demo:gemma4", "-o", self.out, "--scheme", "q4_k", code=2)
+        self.refuse("GGUF files have", "demo:gemma4", "-o", self.root / "d.gguf", "--scheme", "w8a8", code=2)
+        self.refuse("is for GGUF files", "demo:gemma4", "-o", self.out, "--scheme", "q4_k", "--format", "gptq", code=2)
+        self.refuse("already exists", "demo:gemma4", "-o", again, "--scheme", "q4_k")
+
     def test_bad_arguments(self):
         for words in (["--recipe", "mlp"], ["--recipe", "mlp=w3"], ["--group-size", "48"], ["--scheme", "w2"],
                       ["--scheme", "w8a8", "--format", "gptq"]):
             self.refuse("", "demo:gemma4", "-o", self.out, "--method", "rtn", *words, code=2)
         self.refuse("no matrix of", "demo:gemma4", "-o", self.out, "--method", "rtn", "--keep", "nothing.*")
         self.refuse("quantised already", os.path.join(MODELS, "gemma3_w4a16"), "-o", self.out, "--method", "rtn")
-        self.refuse("only Hugging Face folders", os.path.join(MODELS, "gguf/gemma3_f32.gguf"), "-o", self.out, "--method", "rtn")
+        for name in ("gguf/qwen3_5_mtp_bf16.gguf", "gguf/gemma4_moe_bf16.gguf"):
+            self.refuse("quantise to a GGUF file", os.path.join(MODELS, name), "-o", self.out, "--method", "rtn")
         self.out.mkdir()
         (self.out / "file").write_text("x")
         self.refuse("already exists", "demo:gemma4", "-o", self.out, "--method", "rtn")
