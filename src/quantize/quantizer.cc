@@ -386,12 +386,12 @@ class Quantizer {
         work_(out, key_of(files_, calibration, options)),
         model_(load_model(files_)),
         stream_(pool) {
+    if (files_.is_gguf() && !as_gguf()) texts_ = hf_folder_texts(files_);
     plans_ = plan_tensors(files_.weights(), options.recipe);
     if (as_gguf()) {
       layout_ = gguf_layout(files_);
       fit_plans_to_layout(layout_, files_.weights(), plans_);
     } else if (files_.is_gguf()) {
-      texts_ = hf_folder_texts(files_);
       for (TensorPlan& plan : plans_) {
         plan.file_name = hf_tensor_name(plan.name);
         if (!plan.quantised()) plan.kept_as = dtype_name(kept_dtype(plan));
