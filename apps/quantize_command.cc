@@ -3,9 +3,11 @@
 #include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 
 #include "apps/command.h"
+#include "apps/device_options.h"
 #include "apps/interrupt.h"
 #include "apps/progress_bar.h"
 #include "apps/table.h"
@@ -29,6 +31,8 @@ struct QuantizeCommandOptions {
   std::string model, out;
   std::string scheme = "w4a16", method, group_size = "128", format = "auto";
   std::string calibration, isa;
+  std::string device = "cpu", compute = "auto", load_format = "auto";
+  uint64_t dummy_seed = 0;
   std::vector<std::string> recipe, keep;
   bool asymmetric = false, strict = false, head = false, split_experts = false;
   bool json = false, one_pass = false;
@@ -106,12 +110,33 @@ QuantizeOptions make_options(const QuantizeCommandOptions& o) {
   options.one_pass = o.one_pass;
   options.min_inputs_per_column = o.min_inputs;
   options.max_shard_bytes = static_cast<int64_t>(o.shard_gigabytes * 1e9);
+  if (o.device == "cuda") options.device = {DeviceKind::kCuda, 0};
+  const bool rounds = o.compute == "bf16" || (o.compute == "auto" && o.device == "cuda");
+  options.precision = rounds ? ActivationPrecision::kBF16 : ActivationPrecision::kF32;
+  options.dummy_weights = o.load_format == "dummy";
+  options.dummy_seed = o.dummy_seed;
   return options;
+}
+
+// For models of random weights, which have no text.
+CalibrationTokens random_tokens(const QuantizeCommandOptions& o, const fs::path& model) {
+  const ModelFiles files = ModelFiles::open(model, /*with_weights=*/false);
+  const int64_t vocab = files.text_config().integer("vocab_size");
+  std::mt19937_64 engine(o.seed);
+  CalibrationTokens tokens{.length = o.length};
+  for (int64_t i = 0; i < o.sequences; ++i) {
+    std::vector<int32_t>& sequence = tokens.sequences.emplace_back();
+    for (int64_t t = 0; t < o.length; ++t) {
+      sequence.push_back(static_cast<int32_t>(engine() % static_cast<uint64_t>(vocab)));
+    }
+  }
+  return tokens;
 }
 
 CalibrationTokens read_calibration(const QuantizeCommandOptions& o, const fs::path& model,
                                    bool needed) {
   if (!needed && o.calibration.empty()) return {};
+  if (o.load_format == "dummy") return random_tokens(o, model);
   const ModelFiles files = ModelFiles::open(model, /*with_weights=*/false);
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(files);
   if (tokenizer == nullptr) fail_without_tokenizer(model.string());
@@ -151,6 +176,10 @@ void print_summary(const QuantizeCommandOptions& o, const QuantizeResult& r) {
 
 void run_quantize(const QuantizeCommandOptions& o) {
   if (!o.isa.empty()) force_isa(parse_isa(o.isa));
+  DeviceOptions device;
+  device.model = o.model;
+  device.device = o.device;
+  device.apply();
   const fs::path model = resolve_model(o.model);
   QuantizeOptions options = make_options(o);
   const CalibrationTokens calibration =
@@ -274,6 +303,25 @@ void add_quantize_command(CLI::App& app) {
   command->add_flag("--json", o->json, "Print the result as JSON");
   command->add_option("-t,--threads", o->num_threads, "Threads (0: one per processor)")
       ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command
+      ->add_option("--device", o->device,
+                   "Where the calibration and GPTQ compute; with cuda, a layer at a time is there")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command
+      ->add_option("--compute", o->compute,
+                   "Rounding of the inputs of the layers' products during calibration: f32 (none), "
+                   "bf16, auto (bf16 with --device cuda)")
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+      ->capture_default_str();
+  command
+      ->add_option("--load-format", o->load_format,
+                   "auto, or dummy: random weights of the config's shapes, and random tokens, for "
+                   "speed measurements")
+      ->check(CLI::IsMember({"auto", "dummy"}))
+      ->capture_default_str();
+  command->add_option("--dummy-seed", o->dummy_seed, "Seed of dummy weights")
       ->capture_default_str();
   command->add_option("--isa", o->isa, "Force the CPU kernels of an instruction set")
       ->check(CLI::IsMember({"portable", "avx2", "avx512"}));

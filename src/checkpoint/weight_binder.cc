@@ -43,6 +43,31 @@ std::string with_prefix(double value, std::string_view giga) {
   return fmt::format("{} ", value);
 }
 
+void keep_dummy(WeightMap* map, const std::string& name, const Weight& weight) {
+  if (map == nullptr || map->find(name) != nullptr) return;
+  const FormatId id = weight.format->id;
+  const std::string type = id == FormatId::kF32    ? "F32"
+                           : id == FormatId::kBF16 ? "BF16"
+                                                   : std::string(weight.format->name);
+  map->add({.name = name,
+            .file = map->origin(),
+            .dtype_name = type,
+            .weight = weight,
+            .stored_bytes = weight.size_bytes()});
+}
+
+// As it would be stored: without the offset.
+void keep_dummy(WeightMap* map, const std::string& name, const Tensor& tensor, float offset) {
+  if (map == nullptr) return;
+  Weight weight{.format = &quant_format(FormatId::kF32), .shape = tensor.shape()};
+  const auto buffer = std::make_shared<Buffer>(static_cast<size_t>(weight.size_bytes()), Device{});
+  auto* to = reinterpret_cast<float*>(buffer->data());
+  for (const float value : tensor.view().span<float>()) *to++ = value - offset;
+  weight.data = buffer->data();
+  weight.owner = buffer;
+  keep_dummy(map, name, weight);
+}
+
 }  // namespace
 
 std::string to_string(const LoadReport& report) {
@@ -104,6 +129,7 @@ Weight WeightBinder::weight(const std::string& name, const Shape& shape) {
   if (map_.is_dummy()) {
     weight = make_dummy_weight(map_.dummy_seed(), name, shape, map_.dummy_formats().of(name),
                                map_.fills_dummy());
+    keep_dummy(map_.made(), name, weight);
   } else {
     const StoredTensor* tensor = take(name, &shape);
     if (tensor == nullptr) return {};
@@ -119,7 +145,9 @@ Weight WeightBinder::weight(const std::string& name, const Shape& shape) {
 Tensor WeightBinder::f32(const std::string& name, const Shape& shape, float offset) {
   if (map_.is_dummy()) {
     consume(name, shape, shape.num_elements() * static_cast<int64_t>(sizeof(float)));
-    return make_dummy_f32(map_.dummy_seed(), name, shape);
+    Tensor made = make_dummy_f32(map_.dummy_seed(), name, shape);
+    keep_dummy(map_.made(), name, made, offset);
+    return made;
   }
   const StoredTensor* tensor = take(name, &shape);
   if (tensor == nullptr) return Tensor(DType::kF32, shape);

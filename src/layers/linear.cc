@@ -17,9 +17,15 @@ TensorView Linear::run(StepContext& step, const LinearInput& x) const {
 void Linear::run_to(StepContext& step, const LinearInput& x, const TensorView& y) const {
   if (step.product_observer != nullptr) {
     const std::string_view readers[] = {name_};
-    step.product_observer->input(readers, x.x);
+    step.product_observer->input(readers, observed_input(x));
   }
   linear(step.stream, weight_, x, y);
+}
+
+TensorView observed_input(const LinearInput& x) {
+  // On a device x is not what it was prepared from.
+  if (x.x.device().is_cpu() || x.packed.empty()) return x.x;
+  return x.packed.columns(0, x.x.dim(1));
 }
 
 void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* const> matrices,
@@ -32,7 +38,7 @@ void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* co
   if (step.product_observer != nullptr) {
     std::vector<std::string_view> readers;
     for (const Linear* matrix : matrices) readers.push_back(matrix->name());
-    step.product_observer->input(readers, x.x);
+    step.product_observer->input(readers, observed_input(x));
   }
   for (size_t i = 0; i < matrices.size();) {
     if (matrices[i]->empty()) {

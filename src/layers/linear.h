@@ -37,6 +37,9 @@ class Linear {
   std::string name_;
 };
 
+// What a product reads, for StepContext::ProductObserver.
+TensorView observed_input(const LinearInput& x);
+
 // Products of several matrices with one input: [tokens, out] for each, an empty view for an empty
 // matrix. Matrices of one format that lie one behind the other (Placement::place_joined) are
 // multiplied as one; each output is the same.

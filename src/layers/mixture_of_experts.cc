@@ -62,7 +62,7 @@ void MixtureOfExperts::observe(StepContext& step, std::initializer_list<const ch
   std::vector<std::string> names;
   for (const char* matrix : matrices) names.push_back(weights_.name + "." + matrix);
   const std::vector<std::string_view> readers(names.begin(), names.end());
-  step.product_observer->expert_input(readers, x.x, offsets);
+  step.product_observer->expert_input(readers, observed_input(x), offsets);
 }
 
 TensorView MixtureOfExperts::run(StepContext& step, const LinearInput& x,

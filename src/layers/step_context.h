@@ -57,7 +57,8 @@ struct StepContext {
   };
   Observer* observer = nullptr;
 
-  // If set, sees the float32 inputs of matrix products before these are computed.
+  // If set, sees the inputs of matrix products before these are computed: in float32, on a CUDA
+  // device as they were rounded to bfloat16, if they were. Where the stream computes, as offsets.
   struct ProductObserver {
     virtual ~ProductObserver() = default;
     // x: [tokens, in], which the matrices of these names multiply (Linear::name(); empty: unknown).

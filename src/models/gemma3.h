@@ -30,6 +30,8 @@ class Gemma3 : public Model {
   TensorView embed(StepContext& step) const override;
   void place(Placement& placement) override;
   void rebind_layer(int64_t layer, const WeightMap& weights) override;
+  void place_shared(Placement& placement) override;
+  void place_layer(int64_t layer, Placement& placement) override;
   TensorView forward(StepContext& step) const override;
 
  private:

@@ -4,12 +4,13 @@
 #include <variant>
 
 #include "base/check.h"
+#include "tensor/cuda/stream_state.h"
 
 namespace braid {
 namespace {
 
 constexpr int64_t kBatchTokens = 2048;
-constexpr size_t kWorkspaceBytes = size_t{64} << 30;  // of address space
+constexpr int64_t kDeviceBatchTokens = 8192;
 
 bool shares_keys(const Model& model) {
   const CacheLayout layout = model.cache_layout();
@@ -18,34 +19,55 @@ bool shares_keys(const Model& model) {
   });
 }
 
-int64_t batch_size(const CalibrationTokens& tokens) {
-  return std::clamp<int64_t>(kBatchTokens / tokens.length, 1,
+int64_t batch_size(const CalibrationTokens& tokens, Device device) {
+  const int64_t batch_tokens = device.is_cpu() ? kBatchTokens : kDeviceBatchTokens;
+  return std::clamp<int64_t>(batch_tokens / tokens.length, 1,
                              static_cast<int64_t>(tokens.sequences.size()));
 }
 
-CacheOptions cache_options(const CalibrationTokens& tokens, bool keeps_all) {
+CacheOptions cache_options(const CalibrationTokens& tokens, bool keeps_all, Device device,
+                           ActivationPrecision precision) {
   const int64_t sequences =
-      keeps_all ? static_cast<int64_t>(tokens.sequences.size()) : batch_size(tokens);
-  return {.kv_dtype = DType::kF32,
+      keeps_all ? static_cast<int64_t>(tokens.sequences.size()) : batch_size(tokens, device);
+  return {.kv_dtype = precision == ActivationPrecision::kF32 ? DType::kF32 : DType::kBF16,
           .max_tokens = sequences * tokens.length,
           .max_sequences = sequences,
           .max_sequence_tokens = tokens.length,
           .max_step_tokens = tokens.length};
 }
 
+// The tables that ops put on a CUDA device are shared by the ops of a batch.
+class BatchTables {
+ public:
+  explicit BatchTables(Stream& stream) : stream_(stream) {
+    if (!stream_.is_cpu()) stream_.cuda().begin_step();
+  }
+  ~BatchTables() {
+    if (!stream_.is_cpu()) stream_.cuda().end_step();
+  }
+  BatchTables(const BatchTables&) = delete;
+  BatchTables& operator=(const BatchTables&) = delete;
+
+ private:
+  Stream& stream_;
+};
+
 }  // namespace
 
 CalibrationPass::CalibrationPass(const Model& model, const CalibrationTokens& tokens,
-                                 Stream& stream)
+                                 Stream& stream, Workspace& workspace,
+                                 ActivationPrecision precision)
     : model_(model),
       tokens_(tokens),
       stream_(stream),
+      workspace_(workspace),
+      precision_(precision),
       keeps_all_(shares_keys(model)),
-      workspace_(kWorkspaceBytes),
-      pool_(model.cache_layout(), cache_options(tokens, keeps_all_)),
+      pool_(model.cache_layout(), cache_options(tokens, keeps_all_, stream.device(), precision),
+            stream.device()),
       hidden_(static_cast<size_t>(tokens.num_tokens() * model.hidden_size()) * sizeof(float),
-              Device{}) {
-  const size_t at_once = static_cast<size_t>(batch_size(tokens));
+              stream.device()) {
+  const size_t at_once = static_cast<size_t>(batch_size(tokens, stream.device()));
   for (size_t first = 0; first < tokens.sequences.size(); first += at_once) {
     batches_.push_back({first, std::min(at_once, tokens.sequences.size() - first)});
   }
@@ -71,7 +93,16 @@ TensorView CalibrationPass::hidden_of(const Batch& batch) const {
   const int64_t width = model_.hidden_size();
   const auto first = static_cast<int64_t>(batch.first) * tokens_.length;
   return TensorView(reinterpret_cast<float*>(hidden_.data()) + first * width, DType::kF32,
-                    {static_cast<int64_t>(batch.count) * tokens_.length, width});
+                    {static_cast<int64_t>(batch.count) * tokens_.length, width}, hidden_.device());
+}
+
+void CalibrationPass::copy(const TensorView& from, const TensorView& to) const {
+  if (stream_.is_cpu()) {
+    std::copy_n(from.data<float>(), from.num_elements(), to.data<float>());
+  } else {
+    cuda::copy_on_device(stream_.cuda(), to.raw(), from.raw(),
+                         static_cast<size_t>(from.num_elements()) * sizeof(float));
+  }
 }
 
 StepContext CalibrationPass::step_of(const Batch& batch) {
@@ -103,7 +134,7 @@ StepContext CalibrationPass::step_of(const Batch& batch) {
     const int recurrent = pool_.layer_recurrent_group(layer);
     if (recurrent >= 0) layer_recurrent_[layer].sequences = recurrent_rows_[recurrent];
   }
-  StepContext step{.stream = stream_, .workspace = workspace_};
+  StepContext step{.stream = stream_, .workspace = workspace_, .precision = precision_};
   step.token_ids = token_ids_;
   step.positions = positions_;
   step.layer_kv = layer_kv_;
@@ -115,8 +146,8 @@ void CalibrationPass::embed() {
   for (const Batch& batch : batches_) {
     const Workspace::Scope scope(workspace_);
     StepContext step = step_of(batch);
-    const TensorView x = model_.embed(step);
-    std::copy_n(x.data<float>(), x.num_elements(), hidden_of(batch).data<float>());
+    const BatchTables tables(stream_);
+    copy(model_.embed(step), hidden_of(batch));
   }
 }
 
@@ -126,7 +157,11 @@ void CalibrationPass::run_batch(const Batch& batch, int64_t layer, const TensorV
   const StepContext::LayerRange range{.begin = layer, .end = layer + 1, .x = x};
   step.layers = &range;
   step.product_observer = observer;
-  model_.forward(step);
+  const BatchTables tables(stream_);
+  try {
+    model_.forward(step);
+  } catch (const Enough&) {
+  }
 }
 
 void CalibrationPass::observe_layer(int64_t layer, StepContext::ProductObserver& observer) {
@@ -139,7 +174,7 @@ void CalibrationPass::observe_layer(int64_t layer, StepContext::ProductObserver&
     const Workspace::Scope scope(workspace_);
     const TensorView hidden = hidden_of(batch);
     const TensorView x = workspace_.take(DType::kF32, hidden.shape());
-    std::copy_n(hidden.data<float>(), hidden.num_elements(), x.data<float>());
+    copy(hidden, x);
     run_batch(batch, layer, x, &observer);
   }
 }

@@ -23,18 +23,24 @@ struct CalibrationTokens {
   int64_t num_tokens() const { return length * static_cast<int64_t>(sequences.size()); }
 };
 
-// Runs one layer at a time over all sequences, some at once, in float32. Keeps what enters the next
-// layer: [tokens, hidden]; keys and values only of a batch, but where layers share those of others.
+// Runs one layer at a time over all sequences, some at once. Keeps what enters the next layer, in
+// float32: [tokens, hidden]; keys and values only of a batch, but where layers share those of
+// others.
 class CalibrationPass {
  public:
-  // Borrows all; the model's layers may be replaced in between.
-  CalibrationPass(const Model& model, const CalibrationTokens& tokens, Stream& stream);
+  // Borrows all; the model's layers may be replaced in between. The layer that runs, and what the
+  // layers share, must be where the stream is.
+  CalibrationPass(const Model& model, const CalibrationTokens& tokens, Stream& stream,
+                  Workspace& workspace, ActivationPrecision precision);
+
+  struct Enough {};
 
   // Fills the hidden states with the embedding of the tokens.
   void embed();
   // The layer's inputs stay as they are.
   void observe_layer(int64_t layer, StepContext::ProductObserver& observer);
-  // The same of the first `num_batches` of the batches it works in.
+  // The same of the first `num_batches` of the batches it works in. An observer that has seen all
+  // that it wants of a batch may throw Enough.
   void observe_layer(int64_t layer, StepContext::ProductObserver& observer, size_t num_batches);
   // Replaces the layer's inputs by its outputs.
   void run_layer(int64_t layer);
@@ -44,6 +50,7 @@ class CalibrationPass {
     size_t first = 0, count = 0;  // sequences
   };
 
+  void copy(const TensorView& from, const TensorView& to) const;
   void run_batch(const Batch& batch, int64_t layer, const TensorView& x,
                  StepContext::ProductObserver* observer);
   TensorView hidden_of(const Batch& batch) const;
@@ -54,9 +61,10 @@ class CalibrationPass {
   const Model& model_;
   const CalibrationTokens& tokens_;
   Stream& stream_;
+  Workspace& workspace_;
+  ActivationPrecision precision_;
   bool keeps_all_;  // some layers read keys and values of earlier ones
   std::vector<Batch> batches_;
-  Workspace workspace_;
   CachePool pool_;
   std::vector<SequenceState> states_;  // of all sequences, or of a batch
   Buffer hidden_;

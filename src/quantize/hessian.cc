@@ -6,6 +6,8 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "quantize/cholesky.h"
+#include "quantize/cuda/device_gptq.h"
+#include "quantize/cuda/matrix_library.h"
 #include "quantize/matrix_product.h"
 
 namespace braid {
@@ -14,14 +16,19 @@ namespace {
 constexpr int64_t kRowGrain = 64;
 constexpr int kMaxAttempts = 8;
 
-std::vector<int32_t> order_columns(const Hessian& hessian, ColumnOrder order, int64_t group) {
-  const int64_t n = hessian.cols();
+// Columns of a block of the upper triangle on a device, and matrices up to which there is one.
+constexpr int64_t kDeviceBlock = 2048;
+constexpr int64_t kOneBlock = 4096;
+
+}  // namespace
+
+std::vector<int32_t> order_columns(std::span<const float> diagonal, ColumnOrder order,
+                                   int64_t group) {
+  const auto n = static_cast<int64_t>(diagonal.size());
   std::vector<int32_t> columns(static_cast<size_t>(n));
   std::iota(columns.begin(), columns.end(), 0);
   if (order == ColumnOrder::kInPlace) return columns;
-  const auto larger = [&](int32_t a, int32_t b) {
-    return hessian.diagonal(a) > hessian.diagonal(b);
-  };
+  const auto larger = [&](int32_t a, int32_t b) { return diagonal[a] > diagonal[b]; };
   if (order == ColumnOrder::kBySize) {
     std::stable_sort(columns.begin(), columns.end(), larger);
     return columns;
@@ -33,7 +40,7 @@ std::vector<int32_t> order_columns(const Hessian& hessian, ColumnOrder order, in
   std::vector<Group> groups;
   for (int64_t first = 0; first < n; first += group) {
     Group& one = groups.emplace_back(Group{first, std::min(group, n - first)});
-    for (int64_t i = 0; i < one.count; ++i) one.sum += hessian.diagonal(first + i);
+    for (int64_t i = 0; i < one.count; ++i) one.sum += diagonal[first + i];
   }
   std::stable_sort(groups.begin(), groups.end(),
                    [](const Group& a, const Group& b) { return a.sum > b.sum; });
@@ -46,10 +53,8 @@ std::vector<int32_t> order_columns(const Hessian& hessian, ColumnOrder order, in
   return columns;
 }
 
-}  // namespace
-
-Hessian::Hessian(int64_t cols)
-    : cols_(cols), sums_(static_cast<size_t>(cols * cols) * sizeof(float), Device{}) {}
+Hessian::Hessian(int64_t cols, Device device)
+    : cols_(cols), sums_(static_cast<size_t>(cols * cols) * sizeof(float), device) {}
 
 void Hessian::add(ThreadPool& pool, const float* x, int64_t count, int64_t row_stride) {
   add_product(pool, MatrixProduct<float>{.rows = cols_,
@@ -65,6 +70,54 @@ void Hessian::add(ThreadPool& pool, const float* x, int64_t count, int64_t row_s
                                          .c_stride = cols_,
                                          .part = MatrixProduct<float>::Part::kUpper});
   num_inputs_ += count;
+}
+
+void Hessian::add(Stream& stream, Workspace& workspace, const TensorView& x) {
+  BRAID_CHECK(
+      x.rank() == 2 && x.dim(1) == cols_ && x.device() == device() && stream.device() == device(),
+      "inputs {} for {} columns", to_string(x.shape()), cols_);
+  const int64_t count = x.dim(0);
+  if (device().is_cpu()) return add(stream.pool(), x.data<float>(), count, x.row_stride());
+  num_inputs_ += count;
+  if (x.dtype() == DType::kBF16) return add_blocks(stream, x.raw(), x.raw(), count, x.row_stride());
+  const Workspace::Scope scope(workspace);
+  const int64_t stride = (cols_ + 63) / 64 * 64;
+  const TensorView high = workspace.take(DType::kBF16, {count, stride});
+  const TensorView low = workspace.take(DType::kBF16, {count, stride});
+  cuda::split(stream, x.data<float>(), count, cols_, x.row_stride(),
+              {static_cast<uint16_t*>(high.raw()), static_cast<uint16_t*>(low.raw()), stride});
+  add_blocks(stream, high.raw(), high.raw(), count, stride);
+  add_blocks(stream, high.raw(), low.raw(), count, stride);
+  add_blocks(stream, low.raw(), high.raw(), count, stride);
+}
+
+// The upper triangle of Aᵀ·B, in bfloat16: [count, cols].
+void Hessian::add_blocks(Stream& stream, const void* a, const void* b, int64_t count,
+                         int64_t stride) {
+  const int64_t block = cols_ <= kOneBlock ? cols_ : kDeviceBlock;
+  const auto columns = [](const void* from, int64_t first) {
+    return static_cast<const uint16_t*>(from) + first;
+  };
+  for (int64_t first = 0; first < cols_; first += block) {
+    cuda::multiply(stream, {.type = cuda::ProductType::kBF16,
+                            .rows = std::min(block, cols_ - first),
+                            .cols = cols_ - first,
+                            .depth = count,
+                            .a = columns(a, first),
+                            .a_stride = stride,
+                            .a_transposed = true,
+                            .b = columns(b, first),
+                            .b_stride = stride,
+                            .c = sums() + first * cols_ + first,
+                            .c_stride = cols_,
+                            .beta = 1});
+  }
+}
+
+void Hessian::finish(Stream& stream) {
+  if (device().is_cpu()) return finish(stream.pool());
+  cuda::finish_hessian(stream, sums(), cols_,
+                       num_inputs_ > 0 ? 2.0f / static_cast<float>(num_inputs_) : 0.0f);
 }
 
 void Hessian::finish(ThreadPool& pool) {
@@ -92,10 +145,11 @@ InverseFactor invert_hessian(ThreadPool& pool, const Hessian& hessian, double da
   const int64_t n = hessian.cols();
   const float* const h = hessian.data();
   InverseFactor result;
-  result.order = order_columns(hessian, order, group);
+  std::vector<float> diagonal(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) diagonal[i] = hessian.diagonal(i);
+  result.order = order_columns(diagonal, order, group);
   double mean = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const float value = hessian.diagonal(i);
+  for (const float value : diagonal) {
     if (value == 0) ++result.num_dead_columns;
     mean += value / static_cast<double>(n);
   }

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "quantize/calibration_pass.h"
 #include "quantize/module_kind.h"
 
 namespace braid {
@@ -15,6 +16,25 @@ std::string reader_name(const std::string& tensor) {
   if (matrix.ends_with(".weight")) matrix.remove_suffix(7);
   return std::string(one->stem.substr(0, one->stem.size() - 1)) + std::string(matrix);
 }
+
+// Adds to `seconds` what a scope takes, apart from what was queued before it.
+class Timer {
+ public:
+  Timer(const Stream& stream, double& seconds) : stream_(stream), seconds_(seconds) {
+    stream_.synchronize();
+    start_ = Clock::now();
+  }
+  ~Timer() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  void stop() const { stream_.synchronize(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const Stream& stream_;
+  double& seconds_;
+  Clock::time_point start_;
+};
 
 }  // namespace
 
@@ -34,8 +54,9 @@ size_t ReaderOrder::stage_of(const std::string& tensor) const {
   return found == stages_.end() ? next_ : found->second;
 }
 
-LayerHessians::LayerHessians(ThreadPool& pool, const std::vector<std::string>& wanted)
-    : pool_(pool) {
+LayerHessians::LayerHessians(Stream& stream, Workspace& workspace,
+                             const std::vector<std::string>& wanted)
+    : stream_(stream), workspace_(workspace) {
   for (const std::string& tensor : wanted) wanted_.insert(reader_name(tensor));
 }
 
@@ -57,17 +78,20 @@ std::shared_ptr<LayerHessians::Family> LayerHessians::family_of(
 
 void LayerHessians::add(Family& family, size_t member, const TensorView& x) {
   std::unique_ptr<Hessian>& hessian = family[member];
-  if (hessian == nullptr) hessian = std::make_unique<Hessian>(x.dim(1));
-  hessian->add(pool_, x.data<float>(), x.dim(0), x.row_stride());
+  if (hessian == nullptr) hessian = std::make_unique<Hessian>(x.dim(1), stream_.device());
+  hessian->add(stream_, workspace_, x);
   operations_ += static_cast<double>(x.dim(0)) * static_cast<double>(x.dim(1) * (x.dim(1) + 1));
 }
 
 void LayerHessians::input(std::span<const std::string_view> readers, const TensorView& x) {
   const std::shared_ptr<Family> family = family_of(readers, 1);
   if (family == nullptr || x.dim(0) == 0) return;
-  const auto start = std::chrono::steady_clock::now();
-  add(*family, 0, x);
-  seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  {
+    const Timer timer(stream_, seconds_);
+    add(*family, 0, x);
+    timer.stop();
+  }
+  end_batch_if_seen(readers);
 }
 
 void LayerHessians::expert_input(std::span<const std::string_view> readers, const TensorView& x,
@@ -75,13 +99,25 @@ void LayerHessians::expert_input(std::span<const std::string_view> readers, cons
   const auto num_experts = static_cast<size_t>(offsets.num_elements() - 1);
   const std::shared_ptr<Family> family = family_of(readers, num_experts);
   if (family == nullptr) return;
-  const auto start = std::chrono::steady_clock::now();
-  const int32_t* const begin = offsets.data<int32_t>();
-  for (size_t e = 0; e < num_experts; ++e) {
-    const int64_t count = begin[e + 1] - begin[e];
-    if (count > 0) add(*family, e, x.rows(begin[e], count));
+  {
+    const Timer timer(stream_, seconds_);
+    const int32_t* const begin = offsets_.fetch(stream_, offsets).data<int32_t>();
+    for (size_t e = 0; e < num_experts; ++e) {
+      const int64_t count = begin[e + 1] - begin[e];
+      if (count > 0) add(*family, e, x.rows(begin[e], count));
+    }
+    timer.stop();
   }
-  seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  end_batch_if_seen(readers);
+}
+
+void LayerHessians::end_batch_if_seen(std::span<const std::string_view> readers) {
+  for (const std::string_view reader : readers) {
+    if (const auto found = wanted_.find(reader); found != wanted_.end()) seen_.insert(*found);
+  }
+  if (seen_.size() < wanted_.size()) return;
+  seen_.clear();
+  throw CalibrationPass::Enough();
 }
 
 LayerHessians::Reader LayerHessians::find(const std::string& tensor, size_t expert) const {

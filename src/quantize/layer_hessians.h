@@ -8,6 +8,7 @@
 
 #include "layers/step_context.h"
 #include "quantize/hessian.h"
+#include "tensor/host_copy.h"
 
 namespace braid {
 
@@ -30,14 +31,15 @@ class ReaderOrder : public StepContext::ProductObserver {
 };
 
 // Watches a layer's products and keeps the Hessians of the matrices asked for: one for all matrices
-// that read the same input, and one an expert.
+// that read the same input, and one an expert. They are where the stream computes. Ends a batch
+// (CalibrationPass::Enough) when all of them have been seen in it.
 class LayerHessians : public StepContext::ProductObserver {
  public:
   // Of one input. By expert; of other matrices one. Null: the expert has seen no input.
   using Family = std::vector<std::unique_ptr<Hessian>>;
 
   // `wanted`: canonical names of tensors; of experts stored one by one, those of each.
-  LayerHessians(ThreadPool& pool, const std::vector<std::string>& wanted);
+  LayerHessians(Stream& stream, Workspace& workspace, const std::vector<std::string>& wanted);
 
   void input(std::span<const std::string_view> readers, const TensorView& x) override;
   void expert_input(std::span<const std::string_view> readers, const TensorView& x,
@@ -58,9 +60,13 @@ class LayerHessians : public StepContext::ProductObserver {
  private:
   std::shared_ptr<Family> family_of(std::span<const std::string_view> readers, size_t members);
   void add(Family& family, size_t member, const TensorView& x);
+  void end_batch_if_seen(std::span<const std::string_view> readers);
 
-  ThreadPool& pool_;
+  Stream& stream_;
+  Workspace& workspace_;
   std::set<std::string, std::less<>> wanted_;
+  std::set<std::string_view> seen_;  // of those, in this batch
+  HostCopy offsets_;
   std::map<std::string, std::shared_ptr<Family>, std::less<>> families_;  // by reader
   double seconds_ = 0, operations_ = 0;
 };

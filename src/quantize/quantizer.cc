@@ -17,11 +17,13 @@
 #include "checkpoint/source_fingerprint.h"
 #include "convert/gguf_metadata.h"
 #include "convert/hf_folder.h"
+#include "layers/placement.h"
 #include "models/registry.h"
 #include "quant/panels.h"
 #include "quantize/block_rounding.h"
 #include "quantize/gguf_output.h"
 #include "quantize/gguf_recipe.h"
+#include "quantize/hessian_solver.h"
 #include "quantize/layer_hessians.h"
 #include "quantize/quantization_entry.h"
 #include "quantize/quantized_parts.h"
@@ -38,6 +40,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kRowGrain = 16;
 constexpr double kSizeTolerance = 0.01;
 constexpr const char* kGgufName = "model.gguf";
+constexpr size_t kWorkspaceBytes = size_t{64} << 30;  // of address space
 
 // Adds to `seconds` what a scope takes.
 class Timer {
@@ -90,6 +93,8 @@ uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
   key.add(options.gptq.refinements);
   key.add(options.min_inputs_per_column);
   key.add(static_cast<int>(options.one_pass));
+  key.add(static_cast<int>(options.device.kind));
+  key.add(static_cast<int>(options.precision));
   key.add(calibration.length);
   for (const auto& sequence : calibration.sequences) key.add(std::span(sequence));
   return key.value();
@@ -142,9 +147,15 @@ Weight allocate(const TensorPlan& plan) {
 // Turns matrices of one layer (or of what belongs to none) into their formats.
 class PartQuantizer {
  public:
-  PartQuantizer(ThreadPool& pool, const WeightMap& weights, const QuantizeOptions& options,
-                const LayerHessians* hessians, PhaseTimes& times)
-      : pool_(pool), weights_(weights), options_(options), hessians_(hessians), times_(times) {}
+  PartQuantizer(Stream& stream, Workspace& workspace, const WeightMap& weights,
+                const QuantizeOptions& options, const LayerHessians* hessians, PhaseTimes& times)
+      : stream_(stream),
+        workspace_(workspace),
+        pool_(stream.pool()),
+        weights_(weights),
+        options_(options),
+        hessians_(hessians),
+        times_(times) {}
 
   WorkFolder::Part run(const std::vector<const TensorPlan*>& plans) {
     WorkFolder::Part part;
@@ -236,26 +247,15 @@ class PartQuantizer {
                             nullptr, options_.search_scales);
   }
 
-  void store(const Matrix& matrix, const std::vector<float>& w, const RoundedRows& rounded) {
+  void store(const Matrix& matrix, const RoundedRows& rounded, const WeightError& error) {
     const RoundingGrid grid = grid_of(*matrix.plan);
-    const int64_t rows = matrix.rows(), cols = matrix.cols();
-    const int64_t row_bytes = matrix.to->row_bytes();
+    const int64_t rows = matrix.rows(), row_bytes = matrix.to->row_bytes();
     // The buffer is this part's own.
     auto* const to = const_cast<std::byte*>(matrix.to->data) + matrix.index * rows * row_bytes;
-    std::vector<double> errors(static_cast<size_t>(rows)), squares(static_cast<size_t>(rows));
     pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
-      for (int64_t r = begin; r < end; ++r) {
-        pack_row(grid, rounded, r, to + r * row_bytes);
-        for (int64_t c = 0; c < cols; ++c) {
-          const float x = w[r * cols + c];
-          const double e = x - value_of(rounded.scales[r * rounded.groups + c / grid.group],
-                                        rounded.codes[r * cols + c]);
-          errors[r] += e * e;
-          squares[r] += double{x} * x;
-        }
-      }
+      for (int64_t r = begin; r < end; ++r) pack_row(grid, rounded, r, to + r * row_bytes);
     });
-    add_errors(matrix, errors, squares);
+    add_error(matrix, error);
   }
 
   static void add(std::optional<RoundingError>& sum, const RoundingError& one, double share) {
@@ -273,52 +273,61 @@ class PartQuantizer {
   void quantise_with(Hessian& hessian, const std::vector<Matrix>& matrices) {
     {
       const Timer timer(times_.hessian);
-      hessian.finish(pool_);
+      hessian.finish(stream_);
+      stream_.synchronize();
     }
-    std::optional<InverseFactor> inverse;
+    const auto solver = HessianSolver::make(
+        stream_, workspace_, hessian, {.exact = options_.precision == ActivationPrecision::kF32});
+    HessianSolver::Inverse inverse;
     int64_t inverse_group = 0;
     for (const Matrix& matrix : matrices) {
-      const std::vector<float> w = load(matrix);
       const RoundingGrid grid = grid_of(*matrix.plan);
       MatrixResult& result = *matrix.result;
       result.num_inputs += hessian.num_inputs();
-      RoundedRows rounded;
-      {
-        const Timer timer(times_.round);
-        rounded = nearest(matrix, w);
-      }
-      RoundingError error;
-      {
-        const Timer timer(times_.compare);
-        error = rounding_error(pool_, grid, w.data(), rounded, hessian);
-      }
-      const auto share = static_cast<double>(hessian.num_inputs());
-      add(result.nearest, error, share);
       const bool starved = is_starved(matrix, hessian.num_inputs());
       if (starved) result.starved.push_back({matrix.expert_index(), hessian.num_inputs()});
-      if (options_.method == QuantizeMethod::kGptq && !starved) {
-        if (!inverse || inverse_group != grid.group) {
-          inverse_group = grid.group;
-          const Timer timer(times_.factor);
-          inverse = invert_hessian(pool_, hessian, options_.gptq.damping, options_.gptq.order,
-                                   grid.group);
-        }
-        result.damping = std::max(result.damping, inverse->damping);
-        result.num_dead_columns += inverse->num_dead_columns;
+      const bool gptq = options_.method == QuantizeMethod::kGptq && !starved;
+      if (gptq && inverse_group != grid.group) {
+        inverse_group = grid.group;
+        const Timer timer(times_.factor);
+        inverse = solver->invert(options_.gptq.damping, options_.gptq.order, grid.group);
+        stream_.synchronize();
+      }
+      {
+        const Timer timer(times_.load);
+        solver->load(grid, weights_.find(matrix.plan->name)->payload(),
+                     matrix.index * matrix.rows(), matrix.rows());
+        stream_.synchronize();
+      }
+      {
+        // As the reference quantisers round.
+        const Timer timer(times_.round);
+        solver->round_to_nearest(options_.search_scales);
+        stream_.synchronize();
+      }
+      RoundingError error = compare(*solver);
+      const auto share = static_cast<double>(hessian.num_inputs());
+      add(result.nearest, error, share);
+      if (gptq) {
+        result.damping = std::max(result.damping, inverse.damping);
+        result.num_dead_columns += inverse.num_dead_columns;
         ++gptq_matrices_[matrix.plan];
         {
           const Timer timer(times_.round);
-          rounded =
-              round_gptq(pool_, grid, w.data(), matrix.rows(), hessian, *inverse, options_.gptq);
-          refine(pool_, grid, w.data(), hessian, inverse->damping, options_.gptq.refinements,
-                 rounded);
+          solver->round_gptq(options_.gptq);
+          stream_.synchronize();
         }
-        const Timer timer(times_.compare);
-        error = rounding_error(pool_, grid, w.data(), rounded, hessian);
+        error = compare(*solver);
       }
       add(result.stored, error, share);
-      store(matrix, w, rounded);
+      const Timer timer(times_.pack);
+      store(matrix, solver->rounded(), solver->weight_error());
     }
+  }
+
+  RoundingError compare(HessianSolver& solver) {
+    const Timer timer(times_.compare);
+    return solver.rounding_error();
   }
 
   void quantise_unseen(const Matrix& matrix) {
@@ -327,7 +336,8 @@ class PartQuantizer {
     }
     const std::vector<float> w = load(matrix);
     const Timer timer(times_.round);
-    store(matrix, w, nearest(matrix, w));
+    const RoundedRows rounded = nearest(matrix, w);
+    store(matrix, rounded, weight_error(pool_, grid_of(*matrix.plan), w, rounded));
   }
 
   // Into blocks that have a rounding of their own.
@@ -337,7 +347,7 @@ class PartQuantizer {
     const int64_t rows = matrix.rows(), cols = matrix.cols();
     const int64_t row_bytes = matrix.to->row_bytes();
     auto* const to = const_cast<std::byte*>(matrix.to->data) + matrix.index * rows * row_bytes;
-    std::vector<double> errors(static_cast<size_t>(rows)), squares(static_cast<size_t>(rows));
+    std::vector<WeightError> errors(static_cast<size_t>(rows));
     pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
       std::vector<float> stored(static_cast<size_t>(cols));
       for (int64_t r = begin; r < end; ++r) {
@@ -345,26 +355,30 @@ class PartQuantizer {
         dequantize(*matrix.plan->format, to + r * row_bytes, cols, stored.data());
         for (int64_t c = 0; c < cols; ++c) {
           const double x = w[r * cols + c], e = x - stored[c];
-          errors[r] += e * e;
-          squares[r] += x * x;
+          errors[r].error += e * e;
+          errors[r].square += x * x;
         }
       }
     });
-    add_errors(matrix, errors, squares);
+    WeightError sum;
+    for (const WeightError& row : errors) {
+      sum.error += row.error;
+      sum.square += row.square;
+    }
+    add_error(matrix, sum);
   }
 
-  void add_errors(const Matrix& matrix, const std::vector<double>& errors,
-                  const std::vector<double>& squares) {
-    for (size_t r = 0; r < errors.size(); ++r) {
-      matrix.result->weight_error += errors[r];
-      matrix.result->weight_square += squares[r];
-    }
+  void add_error(const Matrix& matrix, const WeightError& error) {
+    matrix.result->weight_error += error.error;
+    matrix.result->weight_square += error.square;
     if (!std::isfinite(matrix.result->weight_error)) {
       throw Error("{}: weights are too large for the scales of {}", printable(matrix.plan->name),
                   matrix.plan->format->name);
     }
   }
 
+  Stream& stream_;
+  Workspace& workspace_;
   ThreadPool& pool_;
   const WeightMap& weights_;
   const QuantizeOptions& options_;
@@ -385,7 +399,8 @@ class Quantizer {
         files_(open(path, options)),
         work_(out, key_of(files_, calibration, options)),
         model_(load_model(files_)),
-        stream_(pool) {
+        stream_(pool, options.device),
+        workspace_(kWorkspaceBytes, options.device) {
     if (files_.is_gguf() && !as_gguf()) texts_ = hf_folder_texts(files_);
     plans_ = plan_tensors(files_.weights(), options.recipe);
     if (as_gguf()) {
@@ -412,9 +427,15 @@ class Quantizer {
     refuse_nonfinite(files_.weights(), pool_);
     const int64_t layers = model_->num_layers();
     if (calibrated()) {
-      pass_.emplace(*model_, calibration_, stream_);
+      if (!stream_.is_cpu()) {
+        const Timer timer(times_.load);
+        Placement shared(stream_.device());
+        model_->place_shared(shared);
+      }
+      pass_.emplace(*model_, calibration_, stream_, workspace_, options_.precision);
       const Timer timer(times_.forward);
       pass_->embed();
+      stream_.synchronize();
     }
     for (int64_t part = 0; part <= layers; ++part) {
       report_progress(part < layers ? fmt::format("layer {} of {}", part + 1, layers)
@@ -432,6 +453,7 @@ class Quantizer {
 
  private:
   static ModelFiles open(const fs::path& path, const QuantizeOptions& options) {
+    if (options.dummy_weights) return open_dummy(path, options.dummy_seed);
     ModelFiles files = ModelFiles::open(path);
     const bool to_gguf = options.file_format == QuantizedFileFormat::kGguf;
     if (to_gguf != options.recipe.gguf) throw Error("recipe.gguf must be {}", to_gguf);
@@ -442,6 +464,18 @@ class Quantizer {
   }
 
   bool as_gguf() const { return options_.file_format == QuantizedFileFormat::kGguf; }
+  // With the tensors that a model of the config asks for.
+  static ModelFiles open_dummy(const fs::path& path, uint64_t seed) {
+    ModelFiles files = ModelFiles::open(path, /*with_weights=*/false);
+    auto made = std::make_shared<WeightMap>();
+    made->set_origin(path.string());
+    files.weights() = WeightMap::dummy(seed, *DummyFormats::find("bf16"));
+    files.weights().keep_dummies_in(made);
+    load_model(files);
+    files.weights() = *made;
+    return files;
+  }
+
   bool calibrated() const { return !calibration_.sequences.empty(); }
 
   void check_formats() const {
@@ -478,7 +512,8 @@ class Quantizer {
     } else {
       part = calibrated() && is_layer && !plans.empty()
                  ? quantise_layer(index, plans)
-                 : PartQuantizer(pool_, files_.weights(), options_, nullptr, times_).run(plans);
+                 : PartQuantizer(stream_, workspace_, files_.weights(), options_, nullptr, times_)
+                       .run(plans);
       const Timer timer(times_.write);
       work_.save_part(index, part);
     }
@@ -487,25 +522,35 @@ class Quantizer {
     for (MatrixResult& result : part.results) results_.emplace(result.name, std::move(result));
     for (auto& [name, weight] : part.weights) weights_.insert_or_assign(name, std::move(weight));
     progress_.done += elements;
-    if (!is_layer || !calibrated() || index + 1 == model_->num_layers()) return;
-    rebind(index);
-    const Timer timer(times_.forward);
-    pass_->run_layer(index);
+    if (!is_layer || !calibrated()) return;
+    if (index + 1 < model_->num_layers()) {
+      rebind(index);
+      place(index);
+      const Timer timer(times_.forward);
+      pass_->run_layer(index);
+      stream_.synchronize();
+    }
+    take_back(index);
   }
 
   // Stage by stage: the inputs of a matrix are those that the layer's quantised matrices before it
   // give.
   WorkFolder::Part quantise_layer(int64_t layer, const std::vector<const TensorPlan*>& plans) {
     WorkFolder::Part part;
+    place(layer);
     const auto stages = stages_of(layer, plans);
     for (size_t i = 0; i < stages.size(); ++i) {
       const std::unique_ptr<LayerHessians> hessians = observe(layer, stages[i]);
-      PartQuantizer quantizer(pool_, files_.weights(), options_, hessians.get(), times_);
+      PartQuantizer quantizer(stream_, workspace_, files_.weights(), options_, hessians.get(),
+                              times_);
       WorkFolder::Part done = quantizer.run(stages[i]);
       for (const auto& [name, weight] : done.weights) weights_.insert_or_assign(name, weight);
       part.weights.merge(done.weights);
       for (MatrixResult& result : done.results) part.results.push_back(std::move(result));
-      if (i + 1 < stages.size()) rebind(layer);
+      if (i + 1 < stages.size()) {
+        rebind(layer);
+        place(layer);
+      }
     }
     return part;
   }
@@ -518,6 +563,7 @@ class Quantizer {
     {
       const Timer timer(times_.forward);
       pass_->observe_layer(layer, order, /*num_batches=*/1);
+      stream_.synchronize();
     }
     std::map<size_t, std::vector<const TensorPlan*>> stages;
     for (const TensorPlan* plan : plans) stages[order.stage_of(plan->name)].push_back(plan);
@@ -541,11 +587,12 @@ class Quantizer {
                                          const std::vector<const TensorPlan*>& plans) {
     std::vector<std::string> names;
     for (const TensorPlan* plan : plans) names.push_back(plan->name);
-    auto hessians = std::make_unique<LayerHessians>(pool_, names);
+    auto hessians = std::make_unique<LayerHessians>(stream_, workspace_, names);
     double seconds = 0;
     {
       const Timer timer(seconds);
       pass_->observe_layer(layer, *hessians);
+      stream_.synchronize();
     }
     times_.forward += seconds - hessians->seconds();
     times_.hessian += hessians->seconds();
@@ -570,6 +617,19 @@ class Quantizer {
       map.add(std::move(bound));
     }
     model_->rebind_layer(layer, map);
+  }
+
+  // On a device: puts the layer there. What is there already, of an earlier stage, stays.
+  void place(int64_t layer) {
+    if (stream_.is_cpu()) return;
+    const Timer timer(times_.load);
+    if (!placement_) placement_.emplace(stream_.device());
+    model_->place_layer(layer, *placement_);
+  }
+  void take_back(int64_t layer) {
+    if (stream_.is_cpu()) return;
+    rebind(layer);
+    placement_.reset();
   }
 
   static DType dtype_of(const StoredTensor& tensor) {
@@ -753,7 +813,9 @@ class Quantizer {
   WorkFolder work_;
   std::unique_ptr<Model> model_;
   Stream stream_;
+  Workspace workspace_;
   std::optional<CalibrationPass> pass_;
+  std::optional<Placement> placement_;  // of the layer at work
   std::vector<TensorPlan> plans_;
   GgufLayout layout_;                         // as_gguf()
   std::map<std::string, std::string> texts_;  // of a folder made of a GGUF file

@@ -8,9 +8,11 @@
 
 #include "base/thread_pool.h"
 #include "checkpoint/model_files.h"
+#include "ops/linear/linear.h"
 #include "quantize/calibration_pass.h"
 #include "quantize/gptq.h"
 #include "quantize/plan.h"
+#include "tensor/device.h"
 
 namespace braid {
 
@@ -43,10 +45,21 @@ struct QuantizeOptions {
   double min_inputs_per_column = 0.25;
   // Called between steps; what it throws ends the work, which a later call resumes.
   std::function<void(const QuantizeProgress&)> progress;
+
+  // Where calibration and rounding compute: on a CUDA device a layer at a time is there. Matrices
+  // without calibration are rounded on the CPU.
+  Device device;
+  // To what the inputs of the layers' products are rounded. kF32: all products are of float32.
+  ActivationPrecision precision = ActivationPrecision::kF32;
+  // Random weights of the config's shapes instead of the folder's, for measurements of speed.
+  bool dummy_weights = false;
+  uint64_t dummy_seed = 0;
 };
 
 struct PhaseTimes {
-  double forward = 0, hessian = 0, factor = 0, round = 0, compare = 0, write = 0, total = 0;
+  double load = 0;  // of weights, to a device
+  double forward = 0, hessian = 0, factor = 0, round = 0, compare = 0, pack = 0, write = 0,
+         total = 0;
   double hessian_operations = 0;
   int64_t layers_resumed = 0;
 };

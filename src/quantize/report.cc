@@ -212,11 +212,13 @@ std::string notes(const QuantizeReport& report) {
 
 std::string times_table(const PhaseTimes& times) {
   std::string text = "\n## Time\n\n| phase | seconds |\n|---|---|\n";
-  const std::pair<const char*, double> phases[] = {{"layers on the calibration", times.forward},
+  const std::pair<const char*, double> phases[] = {{"weights to the device", times.load},
+                                                   {"layers on the calibration", times.forward},
                                                    {"Hessians", times.hessian},
                                                    {"their factors", times.factor},
                                                    {"rounding", times.round},
                                                    {"errors", times.compare},
+                                                   {"packing", times.pack},
                                                    {"writing", times.write},
                                                    {"all", times.total}};
   for (const auto& [name, seconds] : phases)
@@ -257,9 +259,9 @@ std::string tensors_table(const QuantizeReport& report) {
 
 ordered_json result_json(const QuantizeResult& r) {
   const PhaseTimes& t = r.times;
-  ordered_json seconds = {{"forward", t.forward}, {"hessian", t.hessian}, {"factor", t.factor},
-                          {"round", t.round},     {"compare", t.compare}, {"write", t.write},
-                          {"total", t.total}};
+  ordered_json seconds = {{"load", t.load},     {"forward", t.forward}, {"hessian", t.hessian},
+                          {"factor", t.factor}, {"round", t.round},     {"compare", t.compare},
+                          {"pack", t.pack},     {"write", t.write},     {"total", t.total}};
   ordered_json json = {
       {"tensors_total", r.num_tensors}, {"tensors_quantised", r.num_quantised},
       {"parameters", r.num_parameters}, {"parameters_quantised", r.num_parameters_quantised},

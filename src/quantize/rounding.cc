@@ -13,11 +13,6 @@
 namespace braid {
 namespace {
 
-constexpr int kByteMiddle = 128;  // of int8 codes, which are kept from 1 to 255
-// Scales that a search tries, relative to the one that lets the range fit.
-constexpr float kLargestFactor = 1.075f, kFactorStep = 0.025f;
-constexpr int kNumFactors = 26;
-
 float stored(FormatId type, float scale) {
   switch (type) {
     case FormatId::kBF16:
@@ -156,8 +151,8 @@ GroupScale fit_group(const RoundingGrid& grid, const float* w, const float* impo
   GroupScale best = scale_for(grid, range, 1);
   if (!search || best.scale == 0) return best;
   double least = error_of(grid, best, w, importance, count);
-  for (int i = 0; i < kNumFactors; ++i) {
-    const float factor = kLargestFactor - kFactorStep * static_cast<float>(i);
+  for (int i = 0; i < kNumScaleFactors; ++i) {
+    const float factor = kLargestScaleFactor - kScaleFactorStep * static_cast<float>(i);
     const GroupScale other = scale_for(grid, range, factor);
     const double error = error_of(grid, other, w, importance, count);
     if (error < least) {

@@ -8,6 +8,12 @@
 
 namespace braid {
 
+// The middle of int8 codes, which are kept from 1 to 255.
+inline constexpr int kByteMiddle = 128;
+// Scales that a search tries, relative to the one that lets the range fit.
+inline constexpr float kLargestScaleFactor = 1.075f, kScaleFactorStep = 0.025f;
+inline constexpr int kNumScaleFactors = 26;
+
 // How a storage format rounds: w = scale · (code − zero) + min, with scale, zero and min for each
 // group of columns.
 struct RoundingGrid {

@@ -241,4 +241,9 @@ void copy_to_device_async(StreamState& state, void* target, const void* source, 
   BRAID_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyHostToDevice, state.handle()));
 }
 
+void copy_on_device(StreamState& state, void* target, const void* source, size_t bytes) {
+  BRAID_CUDA_CHECK(
+      cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, state.handle()));
+}
+
 }  // namespace braid::cuda

@@ -92,5 +92,7 @@ void release_pinned(std::byte* data) noexcept;
 // stream is synchronised.
 void copy_to_host_async(StreamState& state, void* target, const void* source, size_t bytes);
 void copy_to_device_async(StreamState& state, void* target, const void* source, size_t bytes);
+// Within the stream's device.
+void copy_on_device(StreamState& state, void* target, const void* source, size_t bytes);
 
 }  // namespace braid::cuda

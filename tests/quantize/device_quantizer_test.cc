@@ -1,0 +1,128 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "base/error.h"
+#include "base/mapped_file.h"
+#include "checkpoint/temp_folder.h"
+#include "quantize/quantizer.h"
+#include "support/fresh_seed.h"
+#include "tensor/cuda/device_memory.h"
+
+namespace braid {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr Device kCuda{DeviceKind::kCuda, 0};
+
+fs::path tiny(const std::string& name) { return fs::path(BRAID_TEST_DATA) / "models" / name; }
+
+CalibrationTokens random_tokens(int64_t sequences, int64_t length, testing::FreshRandom& random) {
+  CalibrationTokens tokens{.length = length, .sequences = {}};
+  for (int64_t i = 0; i < sequences; ++i) {
+    std::vector<int32_t>& sequence = tokens.sequences.emplace_back();
+    for (int64_t t = 0; t < length; ++t) {
+      sequence.push_back(static_cast<int32_t>(random.integer(0, 95)));
+    }
+  }
+  return tokens;
+}
+
+// The report's tensors by name.
+std::map<std::string, nlohmann::json> tensors_of(const fs::path& folder) {
+  std::map<std::string, nlohmann::json> result;
+  const auto report = nlohmann::json::parse(read_file(folder / "report.json"));
+  for (const nlohmann::json& tensor : report["tensors"]) result[tensor["name"]] = tensor;
+  return result;
+}
+
+TEST(DeviceQuantizer, NeedsADevice) {
+  if (cuda::num_devices() > 0) GTEST_SKIP() << "there is one";
+  const testing::TempFolder folder;
+  ThreadPool pool({.num_threads = 1});
+  testing::FreshRandom random;
+  const CalibrationTokens tokens = random_tokens(2, 16, random);
+  QuantizeOptions options;
+  options.device = kCuda;
+  EXPECT_THROW(quantize_model(tiny("gemma4_e4b"), folder.path() / "out", tokens, pool, options),
+               Error);
+}
+
+// The CPU computes the same; where a weight could as well be rounded the other way, both may choose
+// otherwise, and what comes after sees other inputs.
+TEST(DeviceQuantizer, ErrorsAreThoseOfTheCpu) {
+  if (cuda::num_devices() == 0) GTEST_SKIP() << "this machine has no CUDA device";
+  testing::FreshRandom random;
+  ThreadPool pool({.num_threads = 2});
+  for (const char* name : {"gemma4_e4b", "qwen3_5_nested", "qwen3_5_moe"}) {
+    const testing::TempFolder folder;
+    const CalibrationTokens tokens = random_tokens(12, 60, random);
+    QuantizeOptions options;
+    options.min_inputs_per_column = 0.5;
+    options.recipe.group_size = 32;
+    quantize_model(tiny(name), folder.path() / "cpu", tokens, pool, options);
+    const auto expected = tensors_of(folder.path() / "cpu");
+    for (const ActivationPrecision precision :
+         {ActivationPrecision::kF32, ActivationPrecision::kBF16}) {
+      const bool exact = precision == ActivationPrecision::kF32;
+      const fs::path out = folder.path() / (exact ? "f32" : "bf16");
+      options.device = kCuda;
+      options.precision = precision;
+      const QuantizeResult result = quantize_model(tiny(name), out, tokens, pool, options);
+      options.device = {};
+      EXPECT_GT(result.times.load, 0);
+      int64_t compared = 0;
+      for (const auto& [tensor, found] : tensors_of(out)) {
+        const nlohmann::json& other = expected.at(tensor);
+        EXPECT_EQ(found["to"], other["to"]) << tensor;
+        if (!found.contains("output_error") || !other.contains("output_error")) continue;
+        ++compared;
+        // Tokens near a tie go to other experts.
+        if (exact) {
+          EXPECT_NEAR(found["inputs"].get<double>(), other["inputs"].get<double>(),
+                      0.02 * other["inputs"].get<double>() + 2)
+              << name << " " << tensor;
+        }
+        const double error = other["output_error"];
+        EXPECT_NEAR(found["output_error"].get<double>(), error, (exact ? 0.05 : 0.15) * error)
+            << name << " " << tensor;
+        const double nearest = other["output_error_rtn"];
+        EXPECT_NEAR(found["output_error_rtn"].get<double>(), nearest,
+                    (exact ? 0.05 : 0.15) * nearest)
+            << name << " " << tensor;
+      }
+      EXPECT_GT(compared, 0) << name;
+    }
+  }
+}
+
+// Interrupted and resumed: to the same bytes.
+TEST(DeviceQuantizer, GoesOnWhereItWasStopped) {
+  if (cuda::num_devices() == 0) GTEST_SKIP() << "this machine has no CUDA device";
+  testing::FreshRandom random;
+  ThreadPool pool({.num_threads = 2});
+  const testing::TempFolder folder;
+  const CalibrationTokens tokens = random_tokens(8, 40, random);
+  QuantizeOptions options;
+  options.device = kCuda;
+  options.precision = ActivationPrecision::kBF16;
+  const fs::path model = tiny("gemma4_e4b");
+  quantize_model(model, folder.path() / "whole", tokens, pool, options);
+  options.progress = [](const QuantizeProgress& progress) {
+    if (progress.phase.starts_with("layer 3")) throw Error("stopped");
+  };
+  EXPECT_THROW(quantize_model(model, folder.path() / "out", tokens, pool, options), Error);
+  options.progress = nullptr;
+  const QuantizeResult result = quantize_model(model, folder.path() / "out", tokens, pool, options);
+  EXPECT_EQ(result.times.layers_resumed, 2);
+  for (const fs::path& file : result.files) {
+    EXPECT_EQ(read_file(folder.path() / "out" / file), read_file(folder.path() / "whole" / file));
+  }
+}
+
+}  // namespace
+}  // namespace braid
