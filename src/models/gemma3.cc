@@ -107,17 +107,6 @@ void Gemma3::rebind_layer(int64_t layer, const WeightMap& weights) {
   layers_[layer] = std::move(bound);
 }
 
-void Gemma3::place_shared(Placement& placement) {
-  placement.place(embedding_, head_, final_norm_, sliding_rope_, full_rope_);
-}
-
-void Gemma3::place_layer(int64_t index, Placement& placement) {
-  Layer& layer = layers_[index];
-  placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
-                  layer.post_mlp_norm, layer.output, layer.q_norm, layer.k_norm, layer.mlp);
-  placement.place_joined({&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
-}
-
 TensorView Gemma3::forward(StepContext& step) const {
   const TensorView x = step.layers != nullptr ? step.layers->x : embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);

@@ -77,29 +77,6 @@ void Gemma4::rebind_layer(int64_t layer, const WeightMap& weights) {
   layers_[layer] = std::move(bound);
 }
 
-void Gemma4::place_shared(Placement& placement) {
-  placement.place(embedding_, head_, final_norm_, sliding_rope_, full_rope_, per_layer_embedding_,
-                  per_layer_projection_, per_layer_norm_);
-}
-
-void Gemma4::place_layer(int64_t index, Placement& placement) {
-  Layer& layer = layers_[index];
-  Attention& attention = layer.attention;
-  placement.place_joined({&attention.q.weight(), &attention.k.weight(), &attention.v.weight()});
-  placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
-                  layer.post_mlp_norm, layer.mlp, attention.output, attention.q_norm,
-                  attention.k_norm, attention.v_norm);
-  if (layer.moe) {
-    Moe& moe = *layer.moe;
-    placement.place(moe.post_mlp_norm, moe.pre_experts_norm, moe.post_experts_norm, moe.router_norm,
-                    moe.router, moe.experts);
-  }
-  if (layer.per_layer_input) {
-    PerLayerInput& injection = *layer.per_layer_input;
-    placement.place(injection.gate, injection.projection, injection.post_norm);
-  }
-}
-
 TensorView Gemma4::forward(StepContext& step) const {
   const TensorView x = step.layers != nullptr ? step.layers->x : embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);

@@ -41,8 +41,6 @@ class Gemma4 : public Model {
   void place_shared(Placement& placement) override;
   void place_layer(int64_t layer, Placement& placement) override;
   void rebind_layer(int64_t layer, const WeightMap& weights) override;
-  void place_shared(Placement& placement) override;
-  void place_layer(int64_t layer, Placement& placement) override;
   TensorView forward(StepContext& step) const override;
 
  private:

@@ -74,11 +74,6 @@ class Model {
   // family cannot.
   virtual void rebind_layer(int64_t layer, const WeightMap& weights);
 
-  // place() in parts: what no single layer has, and a layer. One that is bound anew is on the host
-  // again. Throws Error if the family cannot.
-  virtual void place_shared(Placement& placement);
-  virtual void place_layer(int64_t layer, Placement& placement);
-
   // Runs the step's rows through all layers, writes their keys and values to the cache, and returns
   // float32 logits [step.logits_rows.size(), vocab_size], in the step's workspace.
   virtual TensorView forward(StepContext& step) const = 0;

@@ -99,14 +99,6 @@ void Qwen3Next::rebind_layer(int64_t layer, const WeightMap& weights) {
   layers_[layer] = std::move(bound);
 }
 
-void Qwen3Next::place_shared(Placement& placement) {
-  placement.place(embedding_, head_, final_norm_, rotary_);
-}
-
-void Qwen3Next::place_layer(int64_t layer, Placement& placement) {
-  layers_[layer].place(placement);
-}
-
 TensorView Qwen3Next::forward(StepContext& step) const {
   const TensorView x = step.layers != nullptr ? step.layers->x : embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);
