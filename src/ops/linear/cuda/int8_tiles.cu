@@ -1,25 +1,29 @@
 // Compiled for sm_90a alone.
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "ops/elementwise/cuda/activations.cuh"
 #include "ops/linear/cuda/int8_products.h"
 #include "ops/linear/cuda/tiles.cuh"
-#include "ops/linear/cuda/touched_expert.cuh"
 #include "ops/linear/cuda/warpgroup.cuh"
 
 namespace braid::cuda {
 namespace {
 
-// A block computes 128 rows, or 64 gate rows and the up rows that go with them, for up to kTokens
-// tokens: two groups of four warps with 64 rows each. Weights lie in device memory as the lanes of
-// the tensor cores take them, so they pass through shared memory to registers as they are; inputs
-// are multiplied from shared memory.
-constexpr int kGroups = 2, kPanels = 4;
+// A block takes items of 128 rows, or 64 gate rows and the up rows that go with them, for up to
+// kTokens tokens of an expert: two groups of four warps with 64 rows each. Weights lie in device
+// memory as the lanes of the tensor cores take them, so they pass through shared memory to
+// registers as they are; inputs are multiplied from shared memory. Blocks stay and go through
+// several items; what they bring runs ahead of what they multiply, into the next item, too.
+constexpr int kPanels = 4, kItemRows = 128;
 constexpr int kStepCols = 128, kStepUnits = kStepCols / 32;
 constexpr int kUnitBytes = 32 * 32, kWeightBytes = kPanels * kStepUnits * kUnitBytes;
+constexpr int kMostExperts = 1024;
+// Sums leave through shared memory: rows next to each other, the tokens of a chunk.
+constexpr int kChunkTokens = 16, kSumStride = kItemRows + 4;
 
-// Tiles go through a ring. While the products of a step run, those behind it are brought; with one
-// block on a multiprocessor, those of two steps overlap.
+// Tiles go through a ring. With one block on a multiprocessor, the products of two steps overlap.
 template <int kTokens_>
 struct Shape {
   static constexpr int kTokens = kTokens_;
@@ -28,7 +32,8 @@ struct Shape {
   static constexpr int kStageBytes = kWeightBytes + kInputBytes;
   static constexpr int kStages = kTokens == 128 ? 3 : 4;
   static constexpr int kAhead = kStages - (kOverlaps ? 2 : 1);
-  static constexpr int kBytes = kStages * kStageBytes;
+  static constexpr int kSumBytes = kChunkTokens * kSumStride * 4;
+  static constexpr int kBytes = kStages * kStageBytes + kSumBytes + kTokens * 4;
   static constexpr int kBlocks = kOverlaps ? 1 : 2;
 };
 
@@ -37,40 +42,45 @@ struct Shape {
       "+r"(d[i + 6]), "+r"(d[i + 7])
 #define BRAID_SIXTEEN(d, i) BRAID_EIGHT(d, i), BRAID_EIGHT(d, i + 8)
 
-// d[64 rows, kTokens] += a[64, 32] · b[32, kTokens], a in registers.
+// d[64 rows, kTokens] += a[64, 32] · b[32, kTokens], a in registers; or, if not `adds`, d = a · b.
 template <int kTokens>
 struct Int8Product;
 template <>
 struct Int8Product<64> {
-  static __device__ __forceinline__ void add(int32_t (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void add(int32_t (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                             int adds) {
     asm volatile(
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, 1;"
+        "{%32, %33, %34, %35}, %36, adds;\n}"
         : BRAID_SIXTEEN(d, 0), BRAID_SIXTEEN(d, 16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
   }
 };
 template <>
 struct Int8Product<128> {
-  static __device__ __forceinline__ void add(int32_t (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void add(int32_t (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                             int adds) {
     asm volatile(
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1;"
+        "{%64, %65, %66, %67}, %68, adds;\n}"
         : BRAID_SIXTEEN(d, 0), BRAID_SIXTEEN(d, 16), BRAID_SIXTEEN(d, 32), BRAID_SIXTEEN(d, 48)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
   }
 };
 template <>
 struct Int8Product<256> {
-  static __device__ __forceinline__ void add(int32_t (&d)[128], const uint32_t (&a)[4],
-                                             uint64_t b) {
+  static __device__ __forceinline__ void add(int32_t (&d)[128], const uint32_t (&a)[4], uint64_t b,
+                                             int adds) {
     asm volatile(
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %133, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -82,10 +92,10 @@ struct Int8Product<256> {
         "%111, "
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
         "%127}, "
-        "{%128, %129, %130, %131}, %132, 1;"
+        "{%128, %129, %130, %131}, %132, adds;\n}"
         : BRAID_SIXTEEN(d, 0), BRAID_SIXTEEN(d, 16), BRAID_SIXTEEN(d, 32), BRAID_SIXTEEN(d, 48),
           BRAID_SIXTEEN(d, 64), BRAID_SIXTEEN(d, 80), BRAID_SIXTEEN(d, 96), BRAID_SIXTEEN(d, 112)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
   }
 };
 #undef BRAID_SIXTEEN
@@ -111,136 +121,249 @@ struct Codes {
   }
 };
 
+// Rows and tokens of an item.
+struct Item {
+  int expert, begin, count, row_block;
+};
+
+// Which items there are.
+class Items {
+ public:
+  // By all threads; first_tiles: room for tiles in front of each expert and all of them.
+  __device__ Items(const Int8Products& p, int tile_tokens, int row_blocks, int* first_tiles)
+      : p_(p), tile_tokens_(tile_tokens), row_blocks_(row_blocks), first_tiles_(first_tiles) {
+    if (p.experts == 0) {
+      count_ = (p.tokens + tile_tokens - 1) / tile_tokens * row_blocks;
+      return;
+    }
+    __shared__ int warp_tiles[kTileThreads / kWarp];
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    // A thread has neighbouring experts.
+    const int each = (p.experts + kTileThreads - 1) / kTileThreads;
+    const int first = min(static_cast<int>(threadIdx.x) * each, p.experts);
+    const int last = min(first + each, p.experts);
+    int tiles = 0;
+    for (int e = first; e < last; ++e) tiles += tiles_of(e);
+    int through = tiles;  // of this thread and the ones before
+#pragma unroll
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, through, distance);
+      if (lane >= distance) through += other;
+    }
+    if (lane == kWarp - 1) warp_tiles[warp] = through;
+    __syncthreads();
+    int all = 0;
+#pragma unroll
+    for (int w = 0; w < kTileThreads / kWarp; ++w) {
+      if (w < warp) through += warp_tiles[w];
+      all += warp_tiles[w];
+    }
+    int before = through - tiles;
+    for (int e = first; e < last; ++e) {
+      first_tiles[e] = before;
+      before += tiles_of(e);
+    }
+    __syncthreads();
+    count_ = all * row_blocks;
+  }
+
+  __device__ int count() const { return count_; }
+  __device__ Item at(int index) const {
+    const int tile = index / row_blocks_;
+    Item item{0, tile * tile_tokens_, p_.tokens, index - tile * row_blocks_};
+    int end = p_.tokens;
+    if (p_.experts > 0) {
+      // The last expert that begins with this tile or before it.
+      int low = 0, high = p_.experts;
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (first_tiles_[middle] <= tile ? low : high) = middle;
+      }
+      item.expert = low;
+      item.begin = __ldg(p_.offsets + low) + (tile - first_tiles_[low]) * tile_tokens_;
+      end = __ldg(p_.offsets + low + 1);
+    }
+    item.count = min(tile_tokens_, end - item.begin);
+    return item;
+  }
+
+ private:
+  __device__ int tiles_of(int e) const {
+    return (p_.offsets[e + 1] - p_.offsets[e] + tile_tokens_ - 1) / tile_tokens_;
+  }
+
+  const Int8Products& p_;
+  int tile_tokens_, row_blocks_, count_;
+  const int* first_tiles_;
+};
+
+// A chunk's sums, scaled, to y. Not inlined: there are many chunks, and code takes time to fetch.
+template <bool kGated>
+__device__ __noinline__ void store_chunk(const Int8Products& p, const int32_t* sums,
+                                         const float* x_scales, float w_scale, float up_scale,
+                                         int row, float* y, int count) {
+  constexpr int kThreadRows = kGated ? kItemRows / 2 : kItemRows;
+  const int at = threadIdx.x % kThreadRows;
+  if (row >= p.rows) return;
+#pragma unroll 4
+  for (int token = threadIdx.x / kThreadRows; token < count; token += kTileThreads / kThreadRows) {
+    const auto value = [&](int place, float scale) {
+      return __fmul_rn(static_cast<float>(sums[token * kSumStride + place]),
+                       __fmul_rn(x_scales[token], scale));
+    };
+    float result = value(at, w_scale);
+    if constexpr (kGated) {
+      const float active = p.activation == Activation::kSilu ? silu(result) : gelu_tanh(result);
+      result = active * value(kThreadRows + at, up_scale);
+    }
+    y[token * p.y_stride + row] = result;
+  }
+}
+
 template <int kTokens, bool kGated>
 __global__ void __launch_bounds__(kTileThreads, Shape<kTokens>::kBlocks)
     int8_tiles(const __grid_constant__ Int8Products p) {
   using S = Shape<kTokens>;
-  static_assert(kTileThreads == kGroups * 128);
+  static_assert(kTileThreads == 256);
   extern __shared__ __align__(1024) unsigned char memory[];
+  __shared__ int first_tiles[kMostExperts];
+  int32_t* const chunk_sums = reinterpret_cast<int32_t*>(memory + S::kStages * S::kStageBytes);
+  float* const x_scales = reinterpret_cast<float*>(chunk_sums + kChunkTokens * kSumStride);
+  constexpr int kBlockRows = kGated ? kItemRows / 2 : kItemRows;
   wait_for_inputs();
-  ExpertTokens tokens{0, static_cast<int>(blockIdx.y) * kTokens, 0};
-  if (p.experts > 0) {
-    tokens = find_tile(p.offsets, p.experts, blockIdx.y, kTokens);
-    if (tokens.expert < 0) return;
-  } else {
-    tokens.end = min(tokens.begin + kTokens, p.tokens);
-  }
-  const int count = tokens.end - tokens.begin;
-  const int64_t matrix = tokens.expert * p.matrix_bytes;
+  const Items items(p, kTokens, (p.rows + kBlockRows - 1) / kBlockRows, first_tiles);
   const int panels = (p.rows + 31) / 32, units = p.cols / 32;
   const int steps = (units + kStepUnits - 1) / kStepUnits;
-
-  // A thread copies 16 bytes of each panel.
-  const int first_panel = blockIdx.x * (kGated ? kPanels / 2 : kPanels);
-  const auto panel_at = [&](int i) {
+  const auto panel_at = [&](const Item& item, int i) {
     const bool is_up = kGated && i >= kPanels / 2;
-    const int panel = first_panel + (is_up ? i - kPanels / 2 : i);
-    return (is_up ? p.up : p.weights) + matrix + min(panel, panels - 1) * p.panel_bytes;
+    const int panel = item.row_block * (kBlockRows / 32) + (is_up ? i - kPanels / 2 : i);
+    return (is_up ? p.up : p.weights) + item.expert * p.matrix_bytes +
+           min(panel, panels - 1) * p.panel_bytes;
   };
-  const uint8_t* weights[kPanels];
-#pragma unroll
-  for (int i = 0; i < kPanels; ++i) weights[i] = panel_at(i) + threadIdx.x * 16;
-  // And of every 32nd token.
+  const auto row_of = [&](const Item& item, int token) {
+    const int at = item.begin + (token < item.count ? token : 0);
+    return p.x_rows != nullptr ? __ldg(p.x_rows + at) : at;
+  };
+
+  // What is brought: a thread copies 16 bytes of each panel, and of every 32nd token.
   constexpr int kThreadTokens = kTokens / 32;
   const int piece = threadIdx.x % 8;
-  const auto row_of = [&](int token) {
-    const int at = tokens.begin + (token < count ? token : 0);
-    return p.x_rows != nullptr ? p.x_rows[at] : at;
-  };
-  uint32_t inputs[kThreadTokens];  // 32 bytes each
+  int fetch_item = blockIdx.x, fetch_step = 0, fetch_count = 0, fetch_stage = 0;
+  const uint8_t* weights[kPanels];
+  uint32_t inputs[kThreadTokens];  // in 32 bytes
+  int next_rows[kThreadTokens];    // of the item behind, on their way
+  const auto find_rows = [&](const Item& item) {
 #pragma unroll
-  for (int i = 0; i < kThreadTokens; ++i) {
-    inputs[i] = static_cast<uint32_t>(row_of(threadIdx.x / 8 + 32 * i) * (p.codes_stride / 32));
-  }
-
-  const auto fetch = [&](int step) {
-    if (step < steps) {
-      const uint32_t to = shared_address(memory + step % S::kStages * S::kStageBytes);
-      const bool has_unit = step * kStepUnits + static_cast<int>(threadIdx.x) / 64 < units;
+    for (int i = 0; i < kThreadTokens; ++i) {
+      next_rows[i] = row_of(item, threadIdx.x / 8 + 32 * i);
+    }
+  };
+  const auto begin_fetching = [&] {
+    const Item item = items.at(fetch_item);
+    fetch_count = item.count;
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i) weights[i] = panel_at(item, i) + threadIdx.x * 16;
+#pragma unroll
+    for (int i = 0; i < kThreadTokens; ++i) {
+      inputs[i] = static_cast<uint32_t>(next_rows[i] * (p.codes_stride / 32));
+    }
+    const int next = fetch_item + static_cast<int>(gridDim.x);
+    if (next < items.count()) find_rows(items.at(next));
+  };
+  const auto fetch = [&] {
+    if (fetch_item < items.count()) {
+      const uint32_t to = shared_address(memory + fetch_stage * S::kStageBytes);
+      const bool has_unit = fetch_step * kStepUnits + static_cast<int>(threadIdx.x) / 64 < units;
 #pragma unroll
       for (int i = 0; i < kPanels; ++i) {
         copy_async(to + (i * kTileThreads + threadIdx.x) * 16,
-                   weights[i] + (has_unit ? step * kStepUnits * kUnitBytes : 0), has_unit);
+                   weights[i] + (has_unit ? fetch_step * kStepUnits * kUnitBytes : 0), has_unit);
       }
-      const int col = step * kStepCols + piece * 16;
+      const int col = fetch_step * kStepCols + piece * 16;
 #pragma unroll
       for (int i = 0; i < kThreadTokens; ++i) {
         const int token = threadIdx.x / 8 + 32 * i;
-        const bool wanted = token < count && col < p.cols;
+        const bool wanted = token < fetch_count && col < p.cols;
         copy_async(to + kWeightBytes + place(token, piece),
                    p.codes + (wanted ? int64_t{inputs[i]} * 32 + col : 0), wanted);
+      }
+      if (++fetch_stage == S::kStages) fetch_stage = 0;
+      if (++fetch_step == steps) {
+        fetch_step = 0;
+        fetch_item += gridDim.x;
+        if (fetch_item < items.count()) begin_fetching();
       }
     }
     commit_copies();
   };
+  if (fetch_item < items.count()) {
+    find_rows(items.at(fetch_item));
+    begin_fetching();
+  }
+#pragma unroll 1
+  for (int i = 0; i < S::kAhead; ++i) fetch();
 
   int32_t sums[kTokens / 2] = {};
   Codes codes[2];
+  int stage = 0;
   const auto multiply = [&](int step, Codes& of_step) {
     wait_for_copies<S::kAhead - 1>();
     publish_to_tensor_cores();
     __syncthreads();  // and all are through with the stage that is filled next
-    fetch(step + S::kAhead);
-    const unsigned char* stage = memory + step % S::kStages * S::kStageBytes;
-    of_step.load(stage);
-    const uint64_t x = tile_descriptor(shared_address(stage) + kWeightBytes);
+    fetch();
+    const unsigned char* at = memory + stage * S::kStageBytes;
+    if (++stage == S::kStages) stage = 0;
+    of_step.load(at);
+    const uint64_t x = tile_descriptor(shared_address(at) + kWeightBytes);
     begin_products();
 #pragma unroll
     for (int unit = 0; unit < kStepUnits; ++unit) {
-      Int8Product<kTokens>::add(sums, of_step.a[unit], x + 2 * unit);
+      Int8Product<kTokens>::add(sums, of_step.a[unit], x + 2 * unit, step + unit);
     }
     commit_products();
     wait_for_products<S::kOverlaps ? 1 : 0>();
   };
-  for (int step = 0; step < S::kAhead; ++step) fetch(step);
-  int step = 0;
-  for (; step + 2 <= steps; step += 2) {
-    multiply(step, codes[0]);
-    multiply(step + 1, codes[1]);
-  }
-  if (step < steps) multiply(step, codes[0]);
-  wait_for_products<0>();
-
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
-  const int group = threadIdx.x / 128;
-  const int row = warp * 16 + lane / 4;  // of the group; and 8 more
-  float scales[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int at = row + 8 * i;
-    const uint8_t* header = panel_at(2 * group + at / 32) + int64_t{units} * kUnitBytes;
-    scales[i] = __ldg(reinterpret_cast<const float*>(header) + at % 8 * 4 + at % 32 / 8);
-  }
-  const auto value = [&](int i) {
-    const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    const float scale = __fmul_rn(__ldg(p.scales + row_of(token)), scales[i % 4 / 2]);
-    return __fmul_rn(static_cast<float>(sums[i]), scale);
-  };
-  const auto store = [&](int token, int at, float result) {
-    if (at < p.rows && token < count) p.y[(tokens.begin + token) * p.y_stride + at] = result;
-  };
-  if constexpr (kGated) {
-    // The up rows' group leaves them for the other.
-    float* const ups = reinterpret_cast<float*>(memory);
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) {
-      if (group == 1) ups[i * 128 + threadIdx.x % 128] = value(i);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  int32_t* const own_sums = chunk_sums + lane % 4 * 2 * kSumStride + warp * 16 + lane / 4;
+#pragma unroll 1
+  for (int index = blockIdx.x; index < items.count(); index += gridDim.x) {
+    if constexpr (S::kOverlaps) {
+      // In turn, and twice the same only when nothing is on its way.
+      int step = 0;
+#pragma unroll 1
+      for (; step + 2 <= steps; step += 2) {
+        multiply(step, codes[0]);
+        multiply(step + 1, codes[1]);
+      }
+      if (step < steps) multiply(step, codes[0]);
+    } else {
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) multiply(step, codes[0]);
     }
-    __syncthreads();
-    if (group == 1) return;
-#pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) {
-      const float gate = value(i);
-      const float active = p.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
-      store(i / 4 * 8 + lane % 4 * 2 + i % 2, blockIdx.x * 64 + row + i % 4 / 2 * 8,
-            active * ups[i * 128 + threadIdx.x]);
+    const Item item = items.at(index);
+    for (int t = threadIdx.x; t < item.count; t += kTileThreads) {
+      x_scales[t] = __ldg(p.scales + row_of(item, t));
     }
-  } else {
+    const int at = threadIdx.x % kBlockRows;  // of the item
+    const auto scale_of = [&](int first_panel) {
+      const uint8_t* header = panel_at(item, first_panel + at / 32) + int64_t{units} * kUnitBytes;
+      return __ldg(reinterpret_cast<const float*>(header) + at % 8 * 4 + at % 32 / 8);
+    };
+    const float w_scale = scale_of(0), up_scale = kGated ? scale_of(kPanels / 2) : 0;
+    const int row = item.row_block * kBlockRows + at;
+    float* const y = p.y + item.begin * p.y_stride;
+    wait_for_products<0>();
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) {
-      store(i / 4 * 8 + lane % 4 * 2 + i % 2, blockIdx.x * 128 + group * 64 + row + i % 4 / 2 * 8,
-            value(i));
+    for (int first = 0; first < kTokens; first += kChunkTokens) {
+      if (first >= item.count) break;
+      __syncthreads();  // the chunk before is stored
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        own_sums[(i / 4 * 8 + i % 2) * kSumStride + i % 4 / 2 * 8] = sums[first / 2 + i];
+      }
+      __syncthreads();
+      store_chunk<kGated>(p, chunk_sums, x_scales + first, w_scale, up_scale, row,
+                          y + first * p.y_stride, min(kChunkTokens, item.count - first));
     }
   }
 }
@@ -255,7 +378,9 @@ void launch_tiles(Stream& stream, const Int8Products& p) {
   // Tiles that experts can have at most: full ones, and one that is not for each.
   const int tiles = p.experts > 0 ? p.tokens / kTokens + std::min(p.experts, p.tokens)
                                   : ceil_divide(p.tokens, kTokens);
-  launch(stream, kernel, dim3(ceil_divide(p.rows, kGated ? 64 : 128), tiles), dim3(kTileThreads),
+  const int64_t most = int64_t{tiles} * ceil_divide(p.rows, kGated ? 64 : 128);
+  const int64_t at_once = Shape<kTokens>::kBlocks * stream.cuda().num_multiprocessors();
+  launch(stream, kernel, dim3(static_cast<unsigned>(std::min(most, at_once))), dim3(kTileThreads),
          kBytes, p);
 }
 
@@ -275,6 +400,7 @@ bool has_int8_products(Stream& stream) {
 void int8_products(Stream& stream, const Int8Products& p) {
   BRAID_CHECK(p.codes_stride % 32 == 0 && reinterpret_cast<uintptr_t>(p.codes) % 16 == 0,
               "rows of {} codes", p.codes_stride);
+  BRAID_CHECK(p.experts <= kMostExperts, "{} experts", p.experts);
   const bool gated = p.up != nullptr;
   const int most = p.experts > 0 ? p.tokens / p.experts : p.tokens;
   if (most <= 64) {
