@@ -18,6 +18,7 @@
 #include "engine/demo_models.h"
 #include "engine/model_tokenizer.h"
 #include "quantize/calibration_text.h"
+#include "quantize/gguf_recipe.h"
 #include "quantize/quantizer.h"
 #include "quantize/report.h"
 
@@ -28,7 +29,7 @@ namespace fs = std::filesystem;
 
 struct QuantizeCommandOptions {
   std::string model, out;
-  std::string scheme = "w4a16", method, group_size = "128", format = "compressed-tensors";
+  std::string scheme = "w4a16", method, group_size = "128", format = "auto";
   std::string calibration, isa;
   std::string device = "cpu", compute = "auto", load_format = "auto";
   uint64_t dummy_seed = 0;
@@ -51,6 +52,25 @@ fs::path default_calibration() {
     if (fs::is_regular_file(text)) return text;
   }
   throw UsageError("--calibration is required: the bundled text is not there");
+}
+
+// GGUF where the scheme or OUT's name says so.
+QuantizedFileFormat file_format_of(const QuantizeCommandOptions& o) {
+  const bool named = fs::path(o.out).extension() == ".gguf";
+  const bool gguf = o.format == "gguf" ||
+                    (o.format == "auto" && (named || find_gguf_scheme(o.scheme) != nullptr));
+  if (gguf) {
+    if (!named) throw UsageError("-o {}: a GGUF file is to be called *.gguf", o.out);
+    if (find_gguf_scheme(o.scheme) == nullptr) {
+      throw UsageError("--scheme {}: GGUF files have {}", o.scheme,
+                       fmt::join(gguf_scheme_names(), ", "));
+    }
+    return QuantizedFileFormat::kGguf;
+  }
+  if (find_gguf_scheme(o.scheme) != nullptr) {
+    throw UsageError("--scheme {} is for GGUF files, not --format {}", o.scheme, o.format);
+  }
+  return o.format == "gptq" ? QuantizedFileFormat::kGptq : QuantizedFileFormat::kCompressedTensors;
 }
 
 QuantizeOptions make_options(const QuantizeCommandOptions& o) {
@@ -76,8 +96,8 @@ QuantizeOptions make_options(const QuantizeCommandOptions& o) {
   std::string method = o.method;
   if (method.empty()) method = o.scheme == "w4a16" ? "gptq" : "rtn";
   options.method = method == "gptq" ? QuantizeMethod::kGptq : QuantizeMethod::kNearest;
-  options.file_format =
-      o.format == "gptq" ? QuantizedFileFormat::kGptq : QuantizedFileFormat::kCompressedTensors;
+  options.file_format = file_format_of(o);
+  recipe.gguf = options.file_format == QuantizedFileFormat::kGguf;
   recipe.half_scales = options.file_format == QuantizedFileFormat::kGptq;
   options.gptq.damping = o.damping;
   options.gptq.order = o.order == "group"  ? ColumnOrder::kByGroup
@@ -149,12 +169,17 @@ void print_summary(const QuantizeCommandOptions& o, const QuantizeResult& r) {
     fmt::print("{} matrices of experts met too few tokens and were rounded to nearest\n",
                r.num_starved);
   }
-  fmt::print("errors and all tensors: {}\n", (fs::path(o.out) / "report.md").string());
+  const fs::path report = fs::path(o.out).extension() == ".gguf" ? gguf_report_path(o.out, ".md")
+                                                                 : fs::path(o.out) / "report.md";
+  fmt::print("errors and all tensors: {}\n", report.string());
 }
 
 void run_quantize(const QuantizeCommandOptions& o) {
   if (!o.isa.empty()) force_isa(parse_isa(o.isa));
-  if (o.device == "cuda") require_cuda();
+  DeviceOptions device;
+  device.model = o.model;
+  device.device = o.device;
+  device.apply();
   const fs::path model = resolve_model(o.model);
   QuantizeOptions options = make_options(o);
   const CalibrationTokens calibration =
@@ -187,17 +212,21 @@ void add_quantize_command(CLI::App& app) {
   auto o = std::make_shared<QuantizeCommandOptions>();
   CLI::App* command = app.add_subcommand(
       "quantize", "Make a model's weights smaller, and report what that does to them");
-  command->add_option("MODEL", o->model, "Hugging Face folder, or demo:NAME (a bundled model)")
+  command
+      ->add_option("MODEL", o->model,
+                   "Hugging Face folder, .gguf file, or demo:NAME (a bundled model)")
       ->option_text(" ")
       ->required();
-  command->add_option("-o,--output", o->out, "Folder to write; must not exist yet")
+  command->add_option("-o,--output", o->out, "Folder or .gguf file to write; must not exist yet")
       ->option_text("OUT")
       ->required();
   command
       ->add_option("--scheme", o->scheme,
-                   "w4a16 (4-bit weights in groups) or w8a8 (int8 weights, one scale a row; inputs "
-                   "are rounded to int8 as they come)")
-      ->check(CLI::IsMember({"w4a16", "w8a8"}))
+                   "w4a16 (4-bit weights in groups), w8a8 (int8 weights, one scale a row; inputs "
+                   "are rounded to int8 as they come), or of a GGUF file: q4_0, q4_1, q5_0, q5_1, "
+                   "q8_0, iq4_nl, q4_k (q4_k_m), q4_k_s, q6_k, bf16, f16, f32")
+      ->check(CLI::IsMember({"w4a16", "w8a8", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl",
+                             "q4_k", "q4_k_m", "q4_k_s", "q6_k", "bf16", "f16", "f32"}))
       ->capture_default_str();
   command
       ->add_option("--method", o->method,
@@ -261,8 +290,10 @@ void add_quantize_command(CLI::App& app) {
       ->take_all()
       ->allow_extra_args(false);
   command->add_flag("--quantize-head", o->head, "The embedding and the head as well");
-  command->add_option("--format", o->format, "Of the files")
-      ->check(CLI::IsMember({"compressed-tensors", "gptq"}))
+  command
+      ->add_option("--format", o->format,
+                   "Of the files; auto: compressed-tensors, or gguf if OUT or --scheme say so")
+      ->check(CLI::IsMember({"auto", "compressed-tensors", "gptq", "gguf"}))
       ->capture_default_str();
   command->add_flag("--split-experts", o->split_experts,
                     "Write stacked experts one by one, as some programs want them");
@@ -299,6 +330,7 @@ void add_quantize_command(CLI::App& app) {
       "Examples:\n"
       "  braid quantize demo:gemma4 -o gemma4-w4 --scheme w4a16\n"
       "  braid quantize ./model -o model-w8 --scheme w8a8\n"
+      "  braid quantize ./model -o model.gguf --scheme q4_k\n"
       "  braid quantize ./model -o model-w4 --group-size 32 --recipe shared_expert=w8a8");
   command->callback([o] { run_quantize(*o); });
 }

@@ -274,11 +274,15 @@ class DataWriter {
   std::vector<std::byte> buffer_;
 };
 
-int64_t write_weights(const fs::path& path, const fs::path& shown, const std::string& source,
-                      const ModelFiles& files, ThreadPool& pool, const PackOptions& options) {
+PackResult write_weights(const fs::path& path, const fs::path& shown, const std::string& source,
+                         const ModelFiles& files, ThreadPool& pool, const PackOptions& options) {
   std::vector<PackFile::Entry> entries = plan(files.weights(), options.layout);
+  PackResult result;
+  result.num_tensors = static_cast<int64_t>(entries.size());
   uint64_t data_bytes = 0;
   for (PackFile::Entry& entry : entries) {
+    const QuantFormat* format = entry.tensor.weight.format;
+    if (format != nullptr && format->panels()) ++result.num_panels;
     entry.offset = align(data_bytes);
     data_bytes = entry.offset + static_cast<uint64_t>(entry.tensor.stored_bytes);
   }
@@ -315,7 +319,8 @@ int64_t write_weights(const fs::path& path, const fs::path& shown, const std::st
   file.write_at(kFixedBytes, body.view());
   file.write_at(0, fixed.view());
   file.finish();
-  return static_cast<int64_t>(file_bytes);
+  result.bytes = static_cast<int64_t>(file_bytes);
+  return result;
 }
 
 void write_file(const fs::path& path, const fs::path& shown, std::span<const std::byte> bytes) {
@@ -376,11 +381,8 @@ PackResult pack_model(const fs::path& path, const ModelFiles& files, const fs::p
     copy_folder_files(path, partial.path(), out);
   }
   const std::string source = fs::weakly_canonical(path).filename().string();
-  PackResult result;
-  result.bytes = write_weights(partial.path() / kPackFileName, out / kPackFileName, source, files,
-                               pool, options);
-  result.num_tensors = static_cast<int64_t>(files.weights().size());
-  if (options.layout == PackLayout::kPanels) result.num_panels = packed_size(files).num_panels;
+  const PackResult result = write_weights(partial.path() / kPackFileName, out / kPackFileName,
+                                          source, files, pool, options);
   partial.finish();
   return result;
 }

@@ -63,6 +63,13 @@ void use_canonical_gemma_gguf_names(WeightMap& weights) {
   });
 }
 
+std::string gemma_gguf_name(std::string_view canonical) {
+  const auto layer = parse_layer_tensor(canonical);
+  if (!layer) return translate_back(canonical, kGlobalNames);
+  const std::string name = translate_back(layer->name, kBlockNames);
+  return name.empty() ? name : fmt::format("blk.{}.{}", layer->block, name);
+}
+
 void ignore_gemma_towers(WeightBinder& binder) {
   for (std::string_view prefix : {"vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.",
                                   "vision_embedder.", "multi_modal_projector."}) {

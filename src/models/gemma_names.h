@@ -15,6 +15,8 @@ void use_canonical_gemma_names(WeightMap& weights);
 // Translates the names of GGUF files of architecture gemma3, gemma4 or gemma4-assistant; unknown
 // names stay as they are.
 void use_canonical_gemma_gguf_names(WeightMap& weights);
+// The name in a GGUF file of a canonical one, or an empty string.
+std::string gemma_gguf_name(std::string_view canonical);
 
 // Marks vision and audio towers and their projections as not needed.
 void ignore_gemma_towers(WeightBinder& binder);

@@ -78,6 +78,22 @@ void use_canonical_qwen_gguf_names(WeightMap& weights, int64_t num_layers) {
   });
 }
 
+std::string qwen_gguf_name(std::string_view canonical, int64_t num_layers) {
+  constexpr std::string_view kMtp = "mtp.";
+  int64_t first_block = 0;
+  if (canonical.starts_with(kMtp)) {
+    canonical.remove_prefix(kMtp.size());
+    if (const std::string own = translate_back(canonical, kMtpNames); !own.empty()) {
+      return fmt::format("blk.{}.{}", num_layers, own);
+    }
+    first_block = num_layers;
+  }
+  const auto layer = parse_layer_tensor(canonical);
+  if (!layer) return first_block > 0 ? std::string() : translate_back(canonical, kGlobalNames);
+  const std::string name = translate_back(layer->name, kBlockNames);
+  return name.empty() ? name : fmt::format("blk.{}.{}", first_block + layer->block, name);
+}
+
 void ignore_qwen_towers(WeightBinder& binder) {
   for (std::string_view prefix : {"visual.", "vision_tower."}) {
     binder.ignore_prefix(prefix, "text only");

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "checkpoint/weight_map.h"
 
@@ -16,6 +18,8 @@ void use_canonical_qwen_names(WeightMap& weights);
 // head's. What has no counterpart in Hugging Face files: "linear_attn.decay_rate" holds
 // −exp(A_log).
 void use_canonical_qwen_gguf_names(WeightMap& weights, int64_t num_layers);
+// The name in a GGUF file of a canonical one, or an empty string.
+std::string qwen_gguf_name(std::string_view canonical, int64_t num_layers);
 
 // Marks the vision tower as not needed.
 void ignore_qwen_towers(WeightBinder& binder);

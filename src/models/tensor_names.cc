@@ -11,10 +11,18 @@ std::string translate(std::string_view name, std::span<const NamePair> pairs) {
   return {};
 }
 
-std::optional<BlockTensor> parse_block_tensor(std::string_view name) {
-  constexpr std::string_view kBlock = "blk.";
-  if (!name.starts_with(kBlock)) return std::nullopt;
-  name.remove_prefix(kBlock.size());
+std::string translate_back(std::string_view name, std::span<const NamePair> pairs) {
+  for (const auto& [gguf, canonical] : pairs) {
+    if (name == canonical) return std::string(gguf);
+  }
+  return {};
+}
+
+namespace {
+
+std::optional<BlockTensor> parse_numbered(std::string_view name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  name.remove_prefix(prefix.size());
   BlockTensor tensor;
   const auto [end, error] = std::from_chars(name.begin(), name.end(), tensor.block);
   if (error != std::errc() || tensor.block < 0 || end == name.end() || *end != '.') {
@@ -22,6 +30,16 @@ std::optional<BlockTensor> parse_block_tensor(std::string_view name) {
   }
   tensor.name = name.substr(static_cast<size_t>(end - name.begin()) + 1);
   return tensor;
+}
+
+}  // namespace
+
+std::optional<BlockTensor> parse_block_tensor(std::string_view name) {
+  return parse_numbered(name, "blk.");
+}
+
+std::optional<BlockTensor> parse_layer_tensor(std::string_view name) {
+  return parse_numbered(name, "layers.");
 }
 
 void strip_decoder_prefixes(WeightMap& weights) {

@@ -19,6 +19,8 @@ using NamePair = std::pair<std::string_view, std::string_view>;
 
 // The canonical name, or an empty string.
 std::string translate(std::string_view name, std::span<const NamePair> pairs);
+// The GGUF name of a canonical one, or an empty string.
+std::string translate_back(std::string_view name, std::span<const NamePair> pairs);
 
 // "blk.3.attn_q.weight" of a GGUF file, taken apart.
 struct BlockTensor {
@@ -26,6 +28,8 @@ struct BlockTensor {
   std::string_view name;  // "attn_q.weight"
 };
 std::optional<BlockTensor> parse_block_tensor(std::string_view name);
+// Likewise "layers.3.self_attn.q_proj.weight", a canonical name.
+std::optional<BlockTensor> parse_layer_tensor(std::string_view name);
 
 // Strips "model.language_model.", "language_model.model.", "model." and "language_model.".
 void strip_decoder_prefixes(WeightMap& weights);

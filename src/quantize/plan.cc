@@ -4,8 +4,11 @@
 #include <array>
 
 #include "base/error.h"
+#include "checkpoint/gguf_writer.h"
 #include "checkpoint/printable.h"
 #include "quant/group_format.h"
+#include "quantize/block_rounding.h"
+#include "quantize/gguf_recipe.h"
 
 namespace braid {
 namespace {
@@ -21,8 +24,21 @@ struct Storage {
   const QuantFormat* format = nullptr;  // kBlocks
 };
 
+Storage gguf_storage_of(const std::string& text, const char* where) {
+  if (text == "keep") return {};
+  const QuantFormat* format = find_quant_format(text);
+  if (format == nullptr || !is_gguf_format(*format) || !can_round_blocks(*format)) {
+    throw UsageError(
+        "{} '{}': unknown in GGUF files (known are keep, q4_0, q4_1, q5_0, q5_1, q8_0, iq4_nl, "
+        "q4_k, q6_k, bf16, f16 and f32)",
+        where, printable(text));
+  }
+  return {Storage::Sort::kBlocks, 0, false, format};
+}
+
 Storage storage_of(const std::string& text, const Recipe& recipe, const char* where) {
   using Sort = Storage::Sort;
+  if (recipe.gguf) return gguf_storage_of(text, where);
   if (text == "keep") return {};
   if (text == "w4a16") return {Sort::kGroups, recipe.group_size, recipe.asymmetric};
   if (text == "w8a8" || text == "w8c") return {Sort::kRows};
@@ -92,9 +108,27 @@ std::string module_of(const std::string& name) {
   return name.ends_with(".weight") ? name.substr(0, name.size() - 7) : name;
 }
 
+void choose_gguf_format(const Storage& storage, const Recipe& recipe, TensorPlan& tensor) {
+  if (storage.format == nullptr) return;
+  tensor.format = gguf_format_for_width(*storage.format, tensor.cols());
+  if (tensor.format == storage.format) return;
+  if (recipe.strict) {
+    throw Error("{}: blocks of {} do not divide rows of {} values", printable(tensor.name),
+                storage.format->name, tensor.cols());
+  }
+  tensor.note = tensor.format != nullptr
+                    ? fmt::format("{}, as blocks of {} do not divide {}", tensor.format->name,
+                                  storage.format->name, tensor.cols())
+                    : fmt::format("as it was, as no blocks divide {}", tensor.cols());
+}
+
 // The format for the matrix's width, with a note where it is not the one asked for.
 void choose_format(const Storage& storage, const Recipe& recipe, TensorPlan& tensor) {
   const int64_t cols = tensor.cols();
+  if (recipe.gguf) {
+    choose_gguf_format(storage, recipe, tensor);
+    return;
+  }
   if (storage.sort != Storage::Sort::kKeep && cols % kMinBlock != 0) {
     throw Error(
         "{}: rows of {} values are no multiple of {}, as all formats need; leave the matrix "
@@ -135,7 +169,27 @@ void choose_format(const Storage& storage, const Recipe& recipe, TensorPlan& ten
   }
 }
 
+int64_t count_layers(const WeightMap& weights) {
+  int64_t count = 0;
+  for (const auto& [name, tensor] : weights.tensors()) {
+    if (const auto layer = layer_of(name)) count = std::max(count, *layer + 1);
+  }
+  return count;
+}
+
 }  // namespace
+
+bool has_grid(const TensorPlan& tensor) {
+  switch (tensor.format->id) {
+    case FormatId::kW8C:
+    case FormatId::kQ8_0:
+    case FormatId::kQ4_0:
+    case FormatId::kQ4_1:
+      return true;
+    default:
+      return as_group_format(*tensor.format).has_value();
+  }
+}
 
 RoundingGrid grid_of(const TensorPlan& tensor) {
   RoundingGrid grid = rounding_grid(*tensor.format, tensor.cols(), tensor.per_row);
@@ -147,8 +201,14 @@ RoundingGrid grid_of(const TensorPlan& tensor) {
 }
 
 std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& recipe) {
-  const Storage usual = storage_of(recipe.scheme, recipe, "--scheme");
-  if (usual.sort == Storage::Sort::kKeep) throw UsageError("--scheme 'keep' changes nothing");
+  const GgufScheme* gguf = recipe.gguf ? find_gguf_scheme(recipe.scheme) : nullptr;
+  if (recipe.gguf && gguf == nullptr) {
+    throw UsageError("--scheme '{}': GGUF files have no such (they have {})",
+                     printable(recipe.scheme), fmt::join(gguf_scheme_names(), ", "));
+  }
+  const Storage usual = gguf ? Storage() : storage_of(recipe.scheme, recipe, "--scheme");
+  if (gguf == nullptr && usual.sort == Storage::Sort::kKeep)
+    throw UsageError("--scheme 'keep' changes nothing");
   if (usual.sort == Storage::Sort::kGroups && recipe.group_size != 0 &&
       std::find(kGroups.begin(), kGroups.end(), recipe.group_size) == kGroups.end()) {
     throw UsageError("--group-size {}: must be 32, 64, 128 or channel", recipe.group_size);
@@ -159,6 +219,8 @@ std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& rec
   }
   std::vector<bool> used(recipe.rules.size());
 
+  const bool tied_head = weights.find("lm_head.weight") == nullptr;
+  const int64_t num_layers = count_layers(weights);
   std::vector<TensorPlan> plans;
   for (const auto& [name, tensor] : weights.tensors()) {
     if (tensor.parts != nullptr) {
@@ -173,7 +235,12 @@ std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& rec
     plan.source_type = tensor.dtype_name;
     plan.source_bytes = tensor.stored_bytes;
     if (!is_matrix(plan) || tensor.weight.format == nullptr) continue;
-    Storage storage = quantised_by_default(plan.kind, recipe) ? usual : Storage();
+    Storage storage;
+    if (gguf != nullptr) {
+      storage.format = gguf_format(*gguf, plan, num_layers, tied_head);
+    } else if (quantised_by_default(plan.kind, recipe)) {
+      storage = usual;
+    }
     const std::string module = module_of(name);
     for (size_t i = 0; i < recipe.rules.size(); ++i) {
       const std::string& modules = recipe.rules[i].modules;
@@ -191,8 +258,8 @@ std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& rec
         "mlp, experts, shared_expert, router, gates, per_layer, embedding, head and mtp)",
         printable(recipe.rules[i].modules), printable(recipe.rules[i].storage), weights.origin());
   }
-  if (std::none_of(plans.begin(), plans.end(),
-                   [](const TensorPlan& plan) { return plan.quantised(); })) {
+  if (gguf == nullptr && std::none_of(plans.begin(), plans.end(),
+                                      [](const TensorPlan& plan) { return plan.quantised(); })) {
     throw Error("{}: the recipe leaves nothing to quantise", weights.origin());
   }
   return plans;

@@ -13,9 +13,10 @@ namespace braid {
 
 // Which matrices are to be stored how.
 struct Recipe {
-  // "w4a16" (groups of 4-bit codes), "w8a8" (int8, one scale a row), or a format that GGUF files
-  // have: "q8_0", "q4_0", "q4_1".
+  // "w4a16" (groups of 4-bit codes) or "w8a8" (int8, one scale a row); for GGUF files one of
+  // gguf_scheme_names().
   std::string scheme = "w4a16";
+  bool gguf = false;         // what is planned is a GGUF file
   int64_t group_size = 128;  // of w4a16; 0: one scale a row
   bool asymmetric = false;   // w4a16: groups with a zero of their own
   bool strict = false;       // a group size that does not divide a width is an error
@@ -43,6 +44,14 @@ struct TensorPlan {
   bool per_row = false;                 // one scale a row, though the format has groups
   bool half_scales = false;             // scales are float16 numbers (GPTQ files)
   std::string note;                     // a group size that was replaced, ...
+  // GGUF files: the names of what the tensor became, or why it is not in the file; the type in
+  // which a tensor is kept, if that is another than the source's.
+  std::vector<std::string> targets;
+  std::string left_out, kept_as;
+  // The order of its columns in the file, in runs of column_run, where rounding has to know it:
+  // entry i is the source's run that is run i. 0: the order of the source.
+  std::vector<int64_t> column_runs;
+  int64_t column_run = 0;
 
   bool quantised() const { return format != nullptr; }
   int64_t num_parameters() const { return shape.num_elements(); }
@@ -50,7 +59,8 @@ struct TensorPlan {
   int64_t rows() const { return shape.num_elements() / cols(); }
 };
 
-// The grid of a quantised tensor's format.
+// The grid of a quantised tensor's format. Throws Error for formats without.
+bool has_grid(const TensorPlan& tensor);
 RoundingGrid grid_of(const TensorPlan& tensor);
 
 // All tensors of a model whose names are canonical, in the order of their names. Throws Error for

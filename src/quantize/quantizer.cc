@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -14,9 +15,14 @@
 #include "checkpoint/checksum.h"
 #include "checkpoint/printable.h"
 #include "checkpoint/source_fingerprint.h"
+#include "convert/gguf_metadata.h"
+#include "convert/hf_folder.h"
 #include "layers/placement.h"
 #include "models/registry.h"
 #include "quant/panels.h"
+#include "quantize/block_rounding.h"
+#include "quantize/gguf_output.h"
+#include "quantize/gguf_recipe.h"
 #include "quantize/hessian_solver.h"
 #include "quantize/layer_hessians.h"
 #include "quantize/quantization_entry.h"
@@ -33,6 +39,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kRowGrain = 16;
 constexpr double kSizeTolerance = 0.01;
+constexpr const char* kGgufName = "model.gguf";
 constexpr size_t kWorkspaceBytes = size_t{64} << 30;  // of address space
 
 // Adds to `seconds` what a scope takes.
@@ -79,6 +86,7 @@ uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
     key.add(std::string_view(rule.modules));
     key.add(std::string_view(rule.storage));
   }
+  key.add(static_cast<int>(recipe.gguf));
   key.add(static_cast<int>(options.method));
   key.add(options.gptq.damping);
   key.add(static_cast<int>(options.gptq.order));
@@ -153,7 +161,7 @@ class PartQuantizer {
     WorkFolder::Part part;
     // Matrices by the Hessian they share, so that it is factored once and forgotten then.
     std::map<std::pair<LayerHessians::Family*, size_t>, std::vector<Matrix>> by_hessian;
-    std::vector<Matrix> unseen;
+    std::vector<Matrix> unseen, without_grid;
     std::map<const TensorPlan*, MatrixResult> results;
     for (const TensorPlan* plan : plans) {
       MatrixResult& result = results[plan];
@@ -164,6 +172,10 @@ class PartQuantizer {
       const int64_t matrices = plan->shape.rank() == 3 ? plan->shape.dim(0) : 1;
       for (int64_t m = 0; m < matrices; ++m) {
         const Matrix matrix{plan, m, &weight, &result};
+        if (!has_grid(*plan) || plan->column_run != 0) {
+          without_grid.push_back(matrix);
+          continue;
+        }
         LayerHessians::Reader reader;
         if (hessians_ != nullptr) reader = hessians_->find(plan->name, static_cast<size_t>(m));
         if (reader.family == nullptr || (*reader.family)[reader.member] == nullptr) {
@@ -179,6 +191,7 @@ class PartQuantizer {
       hessian.reset();
     }
     for (const Matrix& matrix : unseen) quantise_unseen(matrix);
+    for (const Matrix& matrix : without_grid) round_matrix(matrix);
     for (const TensorPlan* plan : plans) {
       MatrixResult& result = results[plan];
       result.method = method_of(*plan, result);
@@ -210,12 +223,19 @@ class PartQuantizer {
   }
 
   std::vector<float> load(const Matrix& matrix) const {
-    const Weight& source = weights_.find(matrix.plan->name)->weight;
+    const Weight source = weights_.find(matrix.plan->name)->payload();
+    const std::vector<int64_t>& runs = matrix.plan->column_runs;
+    const int64_t run = matrix.plan->column_run;
     const int64_t rows = matrix.rows(), cols = matrix.cols();
     std::vector<float> w(static_cast<size_t>(rows * cols));
     pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+      std::vector<float> given(run != 0 ? static_cast<size_t>(cols) : 0);
       for (int64_t r = begin; r < end; ++r) {
-        expand_row(source, matrix.index * rows + r, w.data() + r * cols);
+        float* const row = w.data() + r * cols;
+        expand_row(source, matrix.index * rows + r, run != 0 ? given.data() : row);
+        for (size_t i = 0; i < runs.size(); ++i) {
+          std::copy_n(given.data() + runs[i] * run, run, row + static_cast<int64_t>(i) * run);
+        }
       }
     });
     return w;
@@ -235,8 +255,7 @@ class PartQuantizer {
     pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
       for (int64_t r = begin; r < end; ++r) pack_row(grid, rounded, r, to + r * row_bytes);
     });
-    matrix.result->weight_error += error.error;
-    matrix.result->weight_square += error.square;
+    add_error(matrix, error);
   }
 
   static void add(std::optional<RoundingError>& sum, const RoundingError& one, double share) {
@@ -321,6 +340,43 @@ class PartQuantizer {
     store(matrix, rounded, weight_error(pool_, grid_of(*matrix.plan), w, rounded));
   }
 
+  // Into blocks that have a rounding of their own.
+  void round_matrix(const Matrix& matrix) {
+    const std::vector<float> w = load(matrix);
+    const Timer timer(times_.round);
+    const int64_t rows = matrix.rows(), cols = matrix.cols();
+    const int64_t row_bytes = matrix.to->row_bytes();
+    auto* const to = const_cast<std::byte*>(matrix.to->data) + matrix.index * rows * row_bytes;
+    std::vector<WeightError> errors(static_cast<size_t>(rows));
+    pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+      std::vector<float> stored(static_cast<size_t>(cols));
+      for (int64_t r = begin; r < end; ++r) {
+        round_blocks(*matrix.plan->format, w.data() + r * cols, cols, to + r * row_bytes);
+        dequantize(*matrix.plan->format, to + r * row_bytes, cols, stored.data());
+        for (int64_t c = 0; c < cols; ++c) {
+          const double x = w[r * cols + c], e = x - stored[c];
+          errors[r].error += e * e;
+          errors[r].square += x * x;
+        }
+      }
+    });
+    WeightError sum;
+    for (const WeightError& row : errors) {
+      sum.error += row.error;
+      sum.square += row.square;
+    }
+    add_error(matrix, sum);
+  }
+
+  void add_error(const Matrix& matrix, const WeightError& error) {
+    matrix.result->weight_error += error.error;
+    matrix.result->weight_square += error.square;
+    if (!std::isfinite(matrix.result->weight_error)) {
+      throw Error("{}: weights are too large for the scales of {}", printable(matrix.plan->name),
+                  matrix.plan->format->name);
+    }
+  }
+
   Stream& stream_;
   Workspace& workspace_;
   ThreadPool& pool_;
@@ -336,6 +392,7 @@ class Quantizer {
   Quantizer(const fs::path& path, const fs::path& out, const CalibrationTokens& calibration,
             ThreadPool& pool, const QuantizeOptions& options)
       : path_(path),
+        out_(out),
         calibration_(calibration),
         pool_(pool),
         options_(options),
@@ -344,12 +401,23 @@ class Quantizer {
         model_(load_model(files_)),
         stream_(pool, options.device),
         workspace_(kWorkspaceBytes, options.device) {
+    if (files_.is_gguf() && !as_gguf()) texts_ = hf_folder_texts(files_);
     plans_ = plan_tensors(files_.weights(), options.recipe);
+    if (as_gguf()) {
+      layout_ = gguf_layout(files_);
+      fit_plans_to_layout(layout_, files_.weights(), plans_);
+    } else if (files_.is_gguf()) {
+      for (TensorPlan& plan : plans_) {
+        plan.file_name = hf_tensor_name(plan.name);
+        if (!plan.quantised()) plan.kept_as = dtype_name(kept_dtype(plan));
+      }
+    }
     for (const TensorPlan& plan : plans_) {
       if (!plan.quantised()) continue;
       const int64_t part = layer_of(plan.name).value_or(model_->num_layers());
       parts_[part].push_back(&plan);
       progress_.total += plan.num_parameters();
+      if (plan.column_run != 0) moved_columns_.insert(plan.name);
     }
     check_formats();
   }
@@ -379,7 +447,7 @@ class Quantizer {
     times_.total = std::chrono::duration<double>(Clock::now() - start).count();
     result.times = times_;
     write_reports(output_, {plans_, results_, result, calibration_, options_, path_});
-    work_.publish();
+    as_gguf() ? publish_gguf() : work_.publish();
     return result;
   }
 
@@ -387,12 +455,15 @@ class Quantizer {
   static ModelFiles open(const fs::path& path, const QuantizeOptions& options) {
     if (options.dummy_weights) return open_dummy(path, options.dummy_seed);
     ModelFiles files = ModelFiles::open(path);
-    if (files.is_gguf() || files.is_packed()) {
-      throw Error("{}: only Hugging Face folders with safetensors can be quantised", path.string());
+    const bool to_gguf = options.file_format == QuantizedFileFormat::kGguf;
+    if (to_gguf != options.recipe.gguf) throw Error("recipe.gguf must be {}", to_gguf);
+    if (files.is_packed()) {
+      throw Error("{}: is packed for speed; give the model it was made from", path.string());
     }
     return files;
   }
 
+  bool as_gguf() const { return options_.file_format == QuantizedFileFormat::kGguf; }
   // With the tensors that a model of the config asks for.
   static ModelFiles open_dummy(const fs::path& path, uint64_t seed) {
     ModelFiles files = ModelFiles::open(path, /*with_weights=*/false);
@@ -408,6 +479,7 @@ class Quantizer {
   bool calibrated() const { return !calibration_.sequences.empty(); }
 
   void check_formats() const {
+    if (as_gguf()) return;
     for (const TensorPlan& plan : plans_) {
       if (!plan.quantised()) continue;
       const bool groups = as_w4(plan), rows = plan.format->id == FormatId::kW8C;
@@ -536,7 +608,9 @@ class Quantizer {
     for (const auto& [name, tensor] : files_.weights().tensors()) {
       if (!name.starts_with(prefix)) continue;
       StoredTensor bound = tensor;
-      if (const auto found = weights_.find(name); found != weights_.end()) {
+      const auto found = weights_.find(name);
+      // Columns in the order of the file are not those of the model.
+      if (found != weights_.end() && !moved_columns_.contains(name)) {
         bound.weight = found->second;
         bound.dtype_name = bound.weight.format->name;
       }
@@ -570,6 +644,47 @@ class Quantizer {
                 tensor.dtype_name);
   }
 
+  // Of a GGUF file's tensor in a folder: blocks become bfloat16.
+  DType kept_dtype(const TensorPlan& plan) const {
+    const Weight& weight = files_.weights().find(plan.name)->weight;
+    if (weight.format == nullptr) {
+      throw Error("{}: tensor {}: type {} is not supported", files_.origin(), printable(plan.name),
+                  plan.source_type);
+    }
+    switch (weight.format->id) {
+      case FormatId::kF32:
+        return DType::kF32;
+      case FormatId::kF16:
+        return DType::kF16;
+      default:
+        return DType::kBF16;
+    }
+  }
+
+  OutputTensors expanded(const TensorPlan& plan) const {
+    const DType dtype = kept_dtype(plan);
+    const QuantFormat& format = quant_format(dtype == DType::kF32   ? FormatId::kF32
+                                             : dtype == DType::kF16 ? FormatId::kF16
+                                                                    : FormatId::kBF16);
+    const auto make = [this, &plan, &format] {
+      const Weight& weight = files_.weights().find(plan.name)->weight;
+      const float offset = hf_tensor_offset(files_, plan.name);
+      const int64_t cols = weight.cols(), row_bytes = format.row_bytes(cols);
+      const int64_t rows = weight.shape.num_elements() / cols;
+      std::vector<std::byte> bytes(static_cast<size_t>(rows * row_bytes));
+      pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+        std::vector<float> row(static_cast<size_t>(cols));
+        for (int64_t r = begin; r < end; ++r) {
+          expand_row(weight, r, row.data());
+          for (float& x : row) x -= offset;
+          quantize(format, row.data(), cols, bytes.data() + r * row_bytes);
+        }
+      });
+      return std::vector<std::vector<std::byte>>{std::move(bytes)};
+    };
+    return {.parts = {{plan.file_name, dtype, plan.shape}}, .make = make, .stored = {}};
+  }
+
   std::vector<OutputTensors> outputs() const {
     std::vector<OutputTensors> outputs;
     for (const TensorPlan& plan : plans_) {
@@ -582,12 +697,34 @@ class Quantizer {
         for (OutputTensors& part : parts) outputs.push_back(std::move(part));
         continue;
       }
+      if (files_.is_gguf()) {
+        outputs.push_back(expanded(plan));
+        continue;
+      }
       const StoredTensor& tensor = *files_.weights().find(plan.name);
       outputs.push_back({.parts = {{plan.file_name, dtype_of(tensor), plan.shape}},
                          .make = {},
                          .stored = {tensor.weight.data, static_cast<size_t>(plan.source_bytes)}});
     }
     return outputs;
+  }
+
+  void write_gguf(QuantizeResult& result) {
+    const GgufOutput output(layout_, plans_, files_.weights(), weights_);
+    const GgufScheme& scheme = *find_gguf_scheme(options_.recipe.scheme);
+    const GgufMetadataWriter metadata = gguf_metadata(files_, layout_, scheme.file_type);
+    result.bytes_predicted = output.bytes();
+    result.added = output.added();
+    output.write(output_ / kGgufName, metadata, pool_, [&] { report_progress("writing"); });
+    result.files.push_back(out_.filename());
+    result.bytes_after = static_cast<int64_t>(fs::file_size(output_ / kGgufName)) -
+                         static_cast<int64_t>(metadata.bytes().size());
+  }
+
+  void publish_gguf() {
+    work_.publish_files({{"report.json", gguf_report_path(out_, ".json")},
+                         {"report.md", gguf_report_path(out_, ".md")},
+                         {kGgufName, out_}});
   }
 
   QuantizeResult write() {
@@ -604,6 +741,10 @@ class Quantizer {
     }
     for (const auto& [name, one] : results_) {
       result.num_starved += static_cast<int64_t>(one.starved.size());
+    }
+    if (as_gguf()) {
+      write_gguf(result);
+      return result;
     }
     const std::vector<OutputTensors> tensors = outputs();
     for (const OutputTensors& one : tensors) result.bytes_predicted += one.bytes();
@@ -633,11 +774,16 @@ class Quantizer {
   }
 
   void copy_other_files() const {
-    const std::string config = read_file(path_ / "config.json");
+    const std::string config =
+        files_.is_gguf() ? texts_.at("config.json") : read_file(path_ / "config.json");
     write_text_file(output_ / "config.json",
                     options_.file_format == QuantizedFileFormat::kGptq
                         ? with_gptq_entry(config, plans_)
                         : with_compressed_tensors_entry(config, plans_, options_.split_experts));
+    for (const auto& [name, text] : texts_) {
+      if (name != "config.json") write_text_file(output_ / name, text);
+    }
+    if (files_.is_gguf()) return;
     constexpr const char* kNames[] = {"generation_config.json",
                                       "tokenizer.json",
                                       "tokenizer_config.json",
@@ -659,7 +805,7 @@ class Quantizer {
     }
   }
 
-  fs::path path_, output_;
+  fs::path path_, out_, output_;
   const CalibrationTokens& calibration_;
   ThreadPool& pool_;
   const QuantizeOptions& options_;
@@ -671,6 +817,9 @@ class Quantizer {
   std::optional<CalibrationPass> pass_;
   std::optional<Placement> placement_;  // of the layer at work
   std::vector<TensorPlan> plans_;
+  GgufLayout layout_;                         // as_gguf()
+  std::map<std::string, std::string> texts_;  // of a folder made of a GGUF file
+  std::set<std::string, std::less<>> moved_columns_;
   std::map<int64_t, std::vector<const TensorPlan*>> parts_;
   std::map<std::string, Weight, std::less<>> weights_;  // quantised ones
   std::map<std::string, MatrixResult> results_;

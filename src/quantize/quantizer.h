@@ -26,6 +26,7 @@ enum class QuantizeMethod { kNearest, kGptq };
 enum class QuantizedFileFormat {
   kCompressedTensors,
   kGptq,  // AutoGPTQ's v1: zeros less one
+  kGguf,  // one file; recipe.gguf goes with it
 };
 
 struct QuantizeOptions {
@@ -69,10 +70,11 @@ struct QuantizeResult {
   int64_t num_parameters = 0, num_parameters_quantised = 0;
   int64_t bytes_before = 0, bytes_predicted = 0, bytes_after = 0;  // of tensors
   int64_t num_starved = 0;
+  std::vector<std::string> added;  // tensors of a GGUF file that the source has not
   PhaseTimes times;
 };
 
-// Quantises a Hugging Face folder into the folder `out`, layer by layer: the inputs of a layer are
+// Quantises a model into the folder `out`, layer by layer: the inputs of a layer are
 // those that the quantised layers before it give. Memory: a layer, its Hessians and the hidden
 // states of the calibration. `calibration` may be empty for kNearest; if not, errors of outputs are
 // measured.
@@ -80,6 +82,9 @@ struct QuantizeResult {
 // The folder appears whole or not at all. Finished layers are kept beside it (OUT.quantizing) until
 // then; a call with the same model, options and calibration goes on from there, to the same bytes.
 // Throws Error naming the tensor for weights that are not finite.
+//
+// kGguf: `out` is a file; its reports lie beside it (OUT.report.md for OUT.gguf). `model` may be a
+// GGUF file too.
 QuantizeResult quantize_model(const std::filesystem::path& model, const std::filesystem::path& out,
                               const CalibrationTokens& calibration, ThreadPool& pool,
                               const QuantizeOptions& options);

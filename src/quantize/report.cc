@@ -57,6 +57,9 @@ ordered_json tensor_json(const QuantizeReport& report, const TensorPlan& plan) {
                        {"from", plan.source_type},
                        {"bytes_before", plan.source_bytes},
                        {"to", plan.source_type}};
+  if (!plan.kept_as.empty()) json["to"] = plan.kept_as;
+  if (!plan.left_out.empty()) json["left_out"] = plan.left_out;
+  if (!plan.targets.empty()) json["stored_in"] = plan.targets;
   if (!plan.note.empty()) json["note"] = plan.note;
   const MatrixResult* result = result_of(report, plan);
   if (result == nullptr) return json;
@@ -204,7 +207,7 @@ std::string notes(const QuantizeReport& report) {
   for (const TensorPlan& plan : report.plans) {
     if (!plan.note.empty()) text += fmt::format("- {}: {}\n", plan.file_name, plan.note);
   }
-  return text.empty() ? text : "\n## Group sizes replaced\n\n" + text;
+  return text.empty() ? text : "\n## Formats replaced\n\n" + text;
 }
 
 std::string times_table(const PhaseTimes& times) {
@@ -230,12 +233,24 @@ std::string times_table(const PhaseTimes& times) {
   return text;
 }
 
+std::string what_became_of(const TensorPlan& plan, const MatrixResult* result) {
+  if (!plan.left_out.empty()) return fmt::format("not in the file: {}", plan.left_out);
+  std::string text = result != nullptr       ? result->format
+                     : !plan.kept_as.empty() ? plan.kept_as
+                                             : std::string("as it was");
+  if (!plan.targets.empty()) text += fmt::format(", {}", fmt::join(plan.targets, " and "));
+  return text;
+}
+
 std::string tensors_table(const QuantizeReport& report) {
   std::string text = "\n## All tensors\n\n| tensor | shape | from | to |\n|---|---|---|---|\n";
   for (const TensorPlan& plan : report.plans) {
     const MatrixResult* result = result_of(report, plan);
     text += fmt::format("| {} | {} | {} | {} |\n", plan.file_name, to_string(plan.shape),
-                        plan.source_type, result != nullptr ? result->format : "as it was");
+                        plan.source_type, what_became_of(plan, result));
+  }
+  for (const std::string& name : report.result.added) {
+    text += fmt::format("| – | | | {} (added) |\n", name);
   }
   return text;
 }
@@ -253,8 +268,16 @@ ordered_json result_json(const QuantizeResult& r) {
       {"bytes_before", r.bytes_before}, {"bytes_predicted", r.bytes_predicted},
       {"bytes_after", r.bytes_after},   {"starved_experts", r.num_starved},
       {"seconds", std::move(seconds)},  {"layers_resumed", t.layers_resumed}};
+  if (!r.added.empty()) json["tensors_added"] = r.added;
   if (t.hessian > 0) json["hessian_gflops"] = t.hessian_operations / t.hessian / 1e9;
   return json;
+}
+
+std::filesystem::path gguf_report_path(const std::filesystem::path& gguf, const char* extension) {
+  std::filesystem::path path = gguf;
+  path.replace_extension();
+  path += std::string(".report") + extension;
+  return path;
 }
 
 void write_reports(const std::filesystem::path& folder, const QuantizeReport& report) {

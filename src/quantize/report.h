@@ -26,4 +26,7 @@ nlohmann::ordered_json result_json(const QuantizeResult& result);
 // report.json and report.md in `folder`: every tensor, errors, starved experts, sizes and times.
 void write_reports(const std::filesystem::path& folder, const QuantizeReport& report);
 
+// Where the report of a GGUF file lies: "m.report.json" beside "m.gguf" (extension ".json").
+std::filesystem::path gguf_report_path(const std::filesystem::path& gguf, const char* extension);
+
 }  // namespace braid

@@ -69,7 +69,7 @@ void refuse_existing(const fs::path& out) {
   const fs::file_status status = fs::symlink_status(out, error);
   if (!fs::exists(status)) return;
   if (fs::is_directory(status) && fs::is_empty(out, error) && !error) return;
-  throw Error("{}: already exists; name another folder or remove it", out.string());
+  throw Error("{}: already exists; name another place or remove it", out.string());
 }
 
 }  // namespace
@@ -184,6 +184,17 @@ void WorkFolder::publish() {
   // A folder takes the place of an empty one only.
   if (::rename((path_ / kOutputName).c_str(), out_.c_str()) != 0) {
     throw Error("{}: cannot put the folder in place: {}", out_.string(), std::strerror(errno));
+  }
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+void WorkFolder::publish_files(
+    const std::vector<std::pair<std::string, std::filesystem::path>>& files) {
+  for (const auto& [name, path] : files) {
+    if (::rename((path_ / kOutputName / name).c_str(), path.c_str()) != 0) {
+      throw Error("{}: cannot put the file in place: {}", path.string(), std::strerror(errno));
+    }
   }
   std::error_code ignored;
   fs::remove_all(path_, ignored);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "quant/weight.h"
@@ -37,6 +38,9 @@ class WorkFolder {
   std::filesystem::path start_output();
   // Gives that folder the final name and removes the rest.
   void publish();
+  // Of a file as the output: gives files of that folder, by their names there, the names beside OUT
+  // that go with them, in this order, and removes the rest.
+  void publish_files(const std::vector<std::pair<std::string, std::filesystem::path>>& files);
 
  private:
   std::filesystem::path part_path(int64_t index, const char* extension) const;

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "tokenizer/gguf_pre_patterns.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_parts.h"
 
@@ -28,43 +29,6 @@ constexpr std::array<std::string_view, 17> kControlNames = {
     "<|channel>",   "<channel|>",   "<|tool>",          "<tool|>",          "<|turn>",
     "<turn|>",      "<|think|>",    "<start_of_turn>",  "<end_of_turn>",    "<|im_start|>",
     "<|im_end|>",   "<|endoftext|>"};
-
-struct PrePattern {
-  std::string_view name;
-  std::vector<std::string_view> patterns;  // applied one after the other
-  bool nfc = false;
-};
-
-constexpr std::string_view kQwen2Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kQwen35Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kLlama3Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kGpt2Pattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
-// The patterns that go with tokenizer.ggml.pre (ggml-org/llama.cpp src/llama-vocab.cpp). Qwen's
-// tokenizer.json also normalises to NFC, which the metadata does not say.
-const std::vector<PrePattern>& pre_patterns() {
-  static const std::vector<PrePattern> table = {
-      {"qwen2", {kQwen2Pattern}, true},
-      {"deepseek-r1-qwen", {kQwen2Pattern}, true},
-      {"qwen35", {kQwen35Pattern}, true},
-      {"llama-bpe", {kLlama3Pattern}},
-      {"llama3", {kLlama3Pattern}},
-      {"llama-v3", {kLlama3Pattern}},
-      {"gpt-2", {kGpt2Pattern}},
-      {"gpt2", {kGpt2Pattern}},
-      {"smollm", {R"(\p{N})", kGpt2Pattern}},
-      {"starcoder", {R"(\p{N})", kGpt2Pattern}},
-      {"default",
-       {R"([\p{P}\$\+<=>\^~\|]+)",
-        R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S))", R"(\p{N}+)",
-        R"([0-9][0-9][0-9])"}},
-  };
-  return table;
-}
 
 class GgufTokenizerBuilder {
  public:
@@ -191,19 +155,19 @@ class GgufTokenizerBuilder {
   }
 
   void build_byte_level() {
-    const auto& table = pre_patterns();
+    const auto& table = gguf_pre_patterns();
     const std::string_view name = source_.pre.empty() ? std::string_view("default") : source_.pre;
     const auto pre = std::find_if(table.begin(), table.end(),
-                                  [&](const PrePattern& entry) { return entry.name == name; });
+                                  [&](const GgufPrePattern& entry) { return entry.name == name; });
     if (pre == table.end()) {
       std::vector<std::string_view> known;
-      for (const PrePattern& entry : table) known.push_back(entry.name);
+      for (const GgufPrePattern& entry : table) known.push_back(entry.name);
       fail("pre",
            fmt::format("'{}' is not supported (supported: {})", name, fmt::join(known, ", ")));
     }
     Bpe::Options options;
     options.unk = parts_->unk;
-    options.ignore_merges = pre->patterns[0] == kLlama3Pattern;
+    options.ignore_merges = pre->ignore_merges;
     parts_->bpe.emplace(parts_->vocabulary, read_merges(), options);
     if (pre->nfc) parts_->normalizer = make_unicode_normalizer(NormalForm::kNfc);
     std::vector<PreTokenizerPtr> steps;

@@ -12,6 +12,11 @@ GGUFS = ["gemma4_e4b_q8_0.gguf", "gemma3_f32.gguf", "gemma4_moe_bf16.gguf",
          "gemma4_dense_bf16-00001-of-00002.gguf", "qwen3_5_moe_mtp_q8_0.gguf",
          "qwen3_next_legacy_bf16.gguf"]
 GGUF = os.path.join(MODELS, "gguf", GGUFS[0])
+# Matrices in parts, as GPTQ and compressed-tensors store them (experts stacked and one by one), and
+# what becomes of them: panels, but for columns in an order of their own.
+IN_PARTS = {"gemma3_gptq": "w4g64_asym_f32x16", "gemma3_gptq_order": "f32",
+            "gemma3_w4a16": "w4g64x16", "gemma4_moe_w4a16": "w4g32_asymx16",
+            "qwen3_5_moe_w4a16": "w4g32x16", "qwen3_next_w8a8": "w8cx16"}
 
 
 class PackTest(CliCase):
@@ -35,6 +40,21 @@ class PackTest(CliCase):
             packed = self.pack(model, "packed_" + os.path.basename(model))
             for compute in ("auto", "f32"):
                 self.assertEqual(self.logits(model, compute), self.logits(packed, compute), model)
+            self.succeed("pack", "--verify", packed)
+
+    def test_matrices_in_parts_give_the_same_bits(self):
+        for name, layout in IN_PARTS.items():
+            model = os.path.join(MODELS, name)
+            packed = self.path(name)
+            said = self.succeed("pack", model, "-o", packed)
+            table = self.succeed("inspect", packed).split("stored as")[1].split("\n\n")[0]
+            tensors = {line.split()[0]: line.split()[1] for line in table.splitlines()[2:]}
+            self.assertIn(layout, tensors, name)
+            panels = tensors[layout] if layout.endswith("x16") else 0
+            self.assertIn(f"tensors, {panels} in panels", said, name)
+            for compute in ("auto", "int8", "f32"):
+                self.assertEqual(self.logits(model, compute), self.logits(packed, compute),
+                                 (name, compute))
             self.succeed("pack", "--verify", packed)
 
     def test_a_packed_model_is_a_model(self):

@@ -10,6 +10,8 @@ import unittest
 
 from cli_case import BRAID, MODELS, CliCase
 
+HELDOUT = os.path.join(os.environ["BRAID_DEMO_MODELS"], "heldout", "heldout.txt")
+
 
 class QuantizeTest(CliCase):
     def setUp(self):
@@ -57,13 +59,55 @@ class QuantizeTest(CliCase):
         self.assertGreater(report["starved_experts"], 0)
         self.assertIn("## Starved experts", (self.out / "report.md").read_text())
 
+    def test_gguf_files(self):
+        for scheme, out in (("q4_k", "a.gguf"), ("q4_0", "b.gguf"), ("q8_0", "c.gguf")):
+            out = self.root / out
+            facts = json.loads(self.succeed("quantize", "demo:gemma4-dense", "-o", out, "--scheme", scheme, "--json"))
+            self.assertEqual(facts["files"], [out.name])
+            self.assertLess(facts["bytes_after"], 0.6 * facts["bytes_before"])
+            report = json.loads(out.with_suffix(".report.json").read_text())
+            self.assertTrue(all("stored_in" in tensor or "left_out" in tensor for tensor in report["tensors"]))
+            text = self.succeed("run", out, "-p", "It was a cold", "-n", "8", "--temp", "0")
+            self.assertGreater(len(text.strip()), 0)
+        # And on from there.
+        again = self.root / "again.gguf"
+        self.succeed("quantize", self.root / "c.gguf", "-o", again, "--scheme", "q4_1")
+        evaluated = json.loads(self.succeed("eval", again, "--reference", self.root / "c.gguf", "--json", "--buckets", "128",
+                                            "--max-tokens", "600", "--text", HELDOUT))
+        self.assertEqual(len(evaluated["nll"]["buckets"]), 1)
+        self.refuse("is to be called *.gguf", "demo:gemma4", "-o", self.out, "--scheme", "q4_k", code=2)
+        self.refuse("GGUF files have", "demo:gemma4", "-o", self.root / "d.gguf", "--scheme", "w8a8", code=2)
+        self.refuse("is for GGUF files", "demo:gemma4", "-o", self.out, "--scheme", "q4_k", "--format", "gptq", code=2)
+        self.refuse("already exists", "demo:gemma4", "-o", again, "--scheme", "q4_k")
+
+    def test_parts_that_are_not_uniform(self):
+        # B07: 8 bits in router and shared expert beside 4, joint recurrent projections in 4 bits, MTP as it was, and a
+        # config that leaves out what is quantised and names what is not.
+        self.succeed("quantize", "demo:qwen3next", "-o", self.out, "--method", "rtn", "--group-size", "32", "--recipe",
+                     "shared_expert=w8a8", "--recipe", "attention=w8a8")
+        arguments = ("eval", self.out, "--text", HELDOUT, "--buckets", "128", "--max-tokens", "700", "--json")
+        before = json.loads(self.succeed(*arguments))
+        path = self.out / "config.json"
+        config = json.loads(path.read_text())
+        groups = config["quantization_config"]["config_groups"]
+        for group in groups.values():
+            group["targets"] = ["re:.*mlp.*"]
+        config["quantization_config"]["ignore"] = []
+        path.write_text(json.dumps(config))
+        result = self.braid(*arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(json.loads(result.stdout)["nll"], before["nll"])
+        self.assertIn(b"leaves them out: model.layers.0.linear_attn.in_proj_qkvz", result.stderr)
+        self.assertIn(b"says so: mtp.layers.0.mlp.experts.0.down_proj", result.stderr)
+
     def test_bad_arguments(self):
         for words in (["--recipe", "mlp"], ["--recipe", "mlp=w3"], ["--group-size", "48"], ["--scheme", "w2"],
                       ["--scheme", "w8a8", "--format", "gptq"]):
             self.refuse("", "demo:gemma4", "-o", self.out, "--method", "rtn", *words, code=2)
         self.refuse("no matrix of", "demo:gemma4", "-o", self.out, "--method", "rtn", "--keep", "nothing.*")
         self.refuse("quantised already", os.path.join(MODELS, "gemma3_w4a16"), "-o", self.out, "--method", "rtn")
-        self.refuse("only Hugging Face folders", os.path.join(MODELS, "gguf/gemma3_f32.gguf"), "-o", self.out, "--method", "rtn")
+        for name in ("gguf/qwen3_5_mtp_bf16.gguf", "gguf/gemma4_moe_bf16.gguf"):
+            self.refuse("quantise to a GGUF file", os.path.join(MODELS, name), "-o", self.out, "--method", "rtn")
         self.out.mkdir()
         (self.out / "file").write_text("x")
         self.refuse("already exists", "demo:gemma4", "-o", self.out, "--method", "rtn")
@@ -103,6 +147,9 @@ class QuantizeTest(CliCase):
         self.refuse("cannot write: No space left on device", "demo:gemma4-dense", "-o", mount / "out",
                  "--method", "rtn")
         self.assertFalse((mount / "out").exists())
+        self.refuse("cannot write: No space left on device", "demo:gemma4-dense", "-o", mount / "out.gguf",
+                    "--scheme", "q8_0")
+        self.assertFalse((mount / "out.gguf").exists())
 
 
 if __name__ == "__main__":

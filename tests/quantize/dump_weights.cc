@@ -1,5 +1,6 @@
-// dump_weights FOLDER FILE: the quantised matrices of a checkpoint as braid reads them, expanded to
-// float32, by the names that the model's layers know. For tools/quantize/verify.py.
+// dump_weights MODEL FILE: the quantised matrices of a checkpoint (of a GGUF file: all tensors) as
+// braid reads them, expanded to float32, by the names that the model's layers know (those of the
+// file). For tools/quantize/verify.py and verify_gguf.py.
 
 #include <cstdio>
 #include <exception>
@@ -12,14 +13,15 @@
 int main(int argc, char** argv) {
   using namespace braid;
   if (argc != 3) {
-    std::fprintf(stderr, "usage: dump_weights FOLDER FILE\n");
+    std::fprintf(stderr, "usage: dump_weights MODEL FILE\n");
     return 2;
   }
   try {
     const ModelFiles files = ModelFiles::open(argv[1]);
     std::vector<SafetensorsWriter::Declaration> declarations;
     for (const auto& [name, tensor] : files.weights().tensors()) {
-      if (tensor.parts != nullptr) declarations.push_back({name, DType::kF32, tensor.weight.shape});
+      if (tensor.parts != nullptr || files.is_gguf())
+        declarations.push_back({name, DType::kF32, tensor.weight.shape});
     }
     SafetensorsWriter writer(argv[2], declarations);
     for (const auto& declaration : declarations) {

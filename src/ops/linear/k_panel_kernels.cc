@@ -6,6 +6,13 @@ namespace {
 
 inline constexpr uint32_t kNibbles = 0x0f0f0f0f;
 
+// Several places of a block are read side by side, too many for the processor's own prefetchers.
+#if defined(BRAID_ISA_avx512)
+constexpr PanelReading kKReading = {{2, 2, 2}, {4608, 4608, 4608}};
+#else
+constexpr PanelReading kKReading = {{2, 2, 1}, {4608, 4608, 9216}};
+#endif
+
 template <typename Format>
 BRAID_INLINE void load_q4_k_scales(const typename Format::Block& block, BlockScales<Format>& out) {
   const Vu head[4] = {block.word(0), block.word(1), block.word(2), block.word(3)};
@@ -21,7 +28,7 @@ struct Q4KPanels {
   using Kind = CodeKind<false, 15, 1, true, 0>;
   using Block = PanelBlock<sizeof(BlockQ4K)>;
   static constexpr int kOuter = 4, kInner = 2;
-  static constexpr int kStreams = 2, kAheadBytes = 4608;
+  static constexpr PanelReading kReading = kKReading;
   [[gnu::always_inline]] static Vu code(const Block& block, int outer, int inner, int i) {
     return (block.word(4 + 8 * outer + i) >> (4 * inner)) & kNibbles;
   }
@@ -35,7 +42,7 @@ struct Q5KPanels {
   using Kind = CodeKind<false, 31, 1, true, 0>;
   using Block = PanelBlock<sizeof(BlockQ5K)>;
   static constexpr int kOuter = 4, kInner = 2;
-  static constexpr int kStreams = 2, kAheadBytes = 4608;
+  static constexpr PanelReading kReading = kKReading;
   [[gnu::always_inline]] static Vu code(const Block& block, int outer, int inner, int i) {
     const Vu low = (block.word(12 + 8 * outer + i) >> (4 * inner)) & kNibbles;
     const Vu bits = block.word(4 + i) >> (2 * outer + inner);
@@ -92,7 +99,7 @@ struct Q6KPanels {
   using Kind = CodeKind<false, 63, 2, false, 5>;
   using Block = PanelBlock<sizeof(BlockQ6K)>;
   static constexpr int kOuter = 2, kInner = 4;
-  static constexpr int kStreams = 2, kAheadBytes = 4608;
+  static constexpr PanelReading kReading = kKReading;
   [[gnu::always_inline]] static Vu code(const Block& block, int outer, int inner, int i) {
     const Vu low = block.word(16 * outer + 8 * (inner % 2) + i);
     const Vu high = block.word(32 + 8 * outer + i);

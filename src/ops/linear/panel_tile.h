@@ -8,12 +8,11 @@
 //     static constexpr int kOuter, kInner;  // their product is the number of sub-blocks
 //     static Vu code(const Block& block, int outer, int inner, int i);
 //     static void load_scales(const Block& block, BlockScales<Format>& out);
-//     static constexpr int kStreams, kAheadBytes;
+//     static constexpr PanelReading kReading;
 //   };
 //
-// code() is word i of sub-block kInner · outer + inner, as CodeBlock has it. The last two, which
-// formats without direct products lack: how many stretches of panels one thread reads side by side,
-// and how far ahead it asks for each with one token.
+// code() is word i of sub-block kInner · outer + inner, as CodeBlock has it. Formats without direct
+// products lack kReading.
 
 #include "ops/linear/block_math.h"
 #include "ops/linear/float_tile.h"
@@ -111,15 +110,26 @@ inline constexpr int kMostFewTokens = 4;
 // A unit: kTileGroups vectors of rows that share a load of the inputs.
 inline constexpr int kUnitPanels = kPanelVectors < kTileGroups ? kTileGroups / kPanelVectors : 1;
 // Up to so many tokens memory is what limits. One thread hides its latency best if it reads several
-// stretches of it side by side, each asked for some way ahead; how many and how far is for the
-// formats to say.
+// stretches of it side by side.
+#if defined(BRAID_ISA_avx512)
 inline constexpr int kStreamTokens = 4;
+#else
+inline constexpr int kStreamTokens = 3;
+#endif
 inline constexpr int kMostStreams = 4;
 inline constexpr int kMostUnits = kMostStreams / kUnitPanels;
-// With two tokens or more, all streams together.
-inline constexpr int64_t kAheadBytes = 9216;
-// With more than one group of tokens: what stays in the first cache meanwhile, of a unit.
+// With more than one group of tokens: what stays in the first cache meanwhile.
 inline constexpr int64_t kStretchBytes = 8 << 10;
+
+// How a format's panels are best read, by number of tokens: one, up to kStreamTokens, more.
+struct PanelReading {
+  int streams[3];      // stretches of panels that a thread reads side by side
+  int ahead_bytes[3];  // how far on each is asked for in one pass; 0: left to the processor
+
+  static constexpr int of(int64_t tokens) {
+    return tokens == 1 ? 0 : tokens <= kStreamTokens ? 1 : 2;
+  }
+};
 
 // Calls body(first token of the range, Index<how many>) for groups of at most kMost, 1, 4 or 8,
 // that cover a few tokens.
@@ -164,6 +174,7 @@ template <typename Format, int kC>
   using Kind = typename Format::Kind;
   using Block = typename Format::Block;
   constexpr int kR = kTileGroups, kOuter = Format::kOuter, kInner = Format::kInner;
+  constexpr bool kAsks = Format::kReading.ahead_bytes[PanelReading::of(kC)] > 0;
   const CodeInputs inputs(task, token, first * kOuter * kInner);
   for (int64_t b = 0; b < count; ++b) {
     for (int u = 0; u < units.count; ++u) {
@@ -184,10 +195,12 @@ template <typename Format, int kC>
       }
       int64_t sub_block = b * kOuter * kInner;
       for (int outer = 0; outer < kOuter; ++outer) {
-        constexpr int kShare = Block::kBytes / kOuter;
-        BRAID_LOOP(int i = 0; i < kUnitPanels; ++i) {
-          BRAID_LOOP(int line = 0; line < kShare; line += 64) {
-            __builtin_prefetch(at[i] + ahead + outer * kShare + line);
+        if constexpr (kAsks) {
+          constexpr int kShare = Block::kBytes / kOuter;
+          BRAID_LOOP(int i = 0; i < kUnitPanels; ++i) {
+            BRAID_LOOP(int line = 0; line < kShare; line += 64) {
+              __builtin_prefetch(at[i] + ahead + outer * kShare + line);
+            }
           }
         }
         BRAID_LOOP(int inner = 0; inner < kInner; ++inner) {
@@ -235,11 +248,12 @@ template <typename Format, int kMost>
     }
   }
   const bool one_pass = is_one_group<kMost>(tokens);
-  constexpr int64_t kStretch = kStretchBytes / (kUnitPanels * Block::kBytes);
+  constexpr int kManyStreams = Format::kReading.streams[2];
+  constexpr int64_t kStretch =
+      kStretchBytes / (Block::kBytes * (kManyStreams > kUnitPanels ? kManyStreams : kUnitPanels));
   const int64_t stretch = one_pass ? blocks : kStretch;
-  const int64_t ahead = tokens == 1 ? Format::kAheadBytes
-                        : one_pass  ? kAheadBytes / (num_units * kUnitPanels)
-                                    : kStretch * Block::kBytes;
+  const int64_t ahead =
+      one_pass ? Format::kReading.ahead_bytes[PanelReading::of(tokens)] : kStretch * Block::kBytes;
   for (int64_t first = 0; first < blocks; first += stretch) {
     const int64_t left = blocks - first;
     const int64_t count = left < stretch ? left : stretch;
@@ -264,14 +278,13 @@ template <typename Format, int kMost>
 }
 
 // The panels of a range in runs of neighbours side by side, as many as the format has streams, or
-// fewer if there are few of them or the tokens are what takes the time.
+// fewer if there are few of them.
 template <typename Format, int kMost>
 static void panels_of_few(const LinearTask& task, const LinearRange& range) {
   const int64_t tokens = range.token_end - range.token_begin;
   const int64_t end = (range.row_end + kPanelRows - 1) / kPanelRows;
-  constexpr int64_t kFormatUnits =
-      Format::kStreams > kUnitPanels ? Format::kStreams / kUnitPanels : 1;
-  const int64_t most_units = tokens <= kStreamTokens ? kFormatUnits : 1;
+  const int most_streams = Format::kReading.streams[PanelReading::of(tokens)];
+  const int64_t most_units = most_streams > kUnitPanels ? most_streams / kUnitPanels : 1;
   int64_t panel = range.row_begin / kPanelRows;
   while (panel < end) {
     const int64_t left = end - panel;
