@@ -25,82 +25,87 @@ enum Variant { kNothing, kLoads, kRaw, kSubnormal, kNoProducts, kBytePairs, kFul
 constexpr const char* kNames[] = {"nothing",     "loads",      "raw words", "subnormal",
                                   "no products", "byte pairs", "full"};
 
-template <int kVariant>
-struct Source : Base {
-  template <int kTokenTiles>
-  class Lane : public Base::Lane<kTokenTiles> {
-   public:
-    using Base::Lane<kTokenTiles>::Lane;
-    __device__ __forceinline__ void multiply(int step, uint32_t weights, uint32_t inputs,
-                                             float (&sums)[2][kTokenTiles][4]) const {
-      if constexpr (kVariant == kFull) {
-        return Base::Lane<kTokenTiles>::multiply(step, weights, inputs, sums);
-      }
-      if constexpr (kVariant == kNothing) return;
-      if (step * this->column_warps_ + this->column_warp_ >= this->tile_units_) return;
-      UnitCodes<Layout> unit;
-      unit.load(this->shared_pointer(weights + this->weights_), this->lane_);
-      if constexpr (kVariant == kLoads) {
-        for (int i = 0; i < 2; ++i) {
-          for (int j = 0; j < 2; ++j) {
-            const uint4 v = unit.codes[i][j];
-            sums[i][0][j] += __uint_as_float((v.x ^ v.y ^ v.z ^ v.w) & 0x3fffffff);
-          }
-        }
-        return;
-      }
-      const unsigned char* x = this->shared_pointer(inputs + this->inputs_[0]);
-      float products[2][4] = {};
-#pragma unroll
-      for (int chunk = 0; chunk < 4; ++chunk) {
-        const uint4 b = *reinterpret_cast<const uint4*>(x + chunk * this->chunk_bytes_);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          uint32_t w[2][4];
-          const uint4& v = unit.codes[chunk / 2][half];
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const uint32_t word = chunk % 2 == 0 ? (i == 0 ? v.x : v.y) : (i == 0 ? v.z : v.w);
-            if constexpr (kVariant == kRaw) {
-              w[i][0] = w[i][1] = w[i][2] = w[i][3] = word;
-            } else if constexpr (kVariant == kSubnormal) {
-              const uint32_t upper = word >> 8;
-              w[i][0] = word & 0x000f000f;
-              w[i][1] = word & 0x00f000f0;
-              w[i][2] = upper & 0x000f000f;
-              w[i][3] = upper & 0x00f000f0;
-            } else if constexpr (kVariant == kBytePairs) {
-              constexpr uint32_t kUp127 = 0x7f007f00, kUp123 = 0x7d007d00, kDown123 = 0xfd00fd00;
-              const uint32_t zero = 0xbe00be00;
-              const uint32_t low = word & 0x00ff00ff, high = __byte_perm(word, 0, 0x4341);
-              const uint32_t low0 = word & 0x000f000f, high0 = high & 0x000f000f;
-              w[i][0] = multiply_add_pair(low0, kUp127, zero);
-              w[i][1] = multiply_add_pair(low, kUp123, multiply_add_pair(low0, kDown123, zero));
-              w[i][2] = multiply_add_pair(high0, kUp127, zero);
-              w[i][3] = multiply_add_pair(high, kUp123, multiply_add_pair(high0, kDown123, zero));
-            } else {
-              spread_nibbles(word, 0xbe00be00, w[i]);
-            }
-          }
-          if constexpr (kVariant == kNoProducts) {
-            for (int i = 0; i < 4; ++i) {
-              products[half][i] += __uint_as_float((w[0][i] ^ w[1][i] ^ b.x) & 0x3fffffff);
-            }
-          } else {
-            multiply_add(products[half], w[0][0], w[1][0], w[0][1], w[1][1], b.x, b.y);
-            multiply_add(products[half], w[0][2], w[1][2], w[0][3], w[1][3], b.z, b.w);
-          }
+template <int kVariant, int kTokenTiles>
+class VariantLane : public Base::Lane<kTokenTiles> {
+ public:
+  using Parent = Base::Lane<kTokenTiles>;
+  using Layout = Base::Layout;
+  using Parent::Parent;
+  __device__ __forceinline__ void multiply(int step, uint32_t weights, uint32_t inputs,
+                                           float (&sums)[2][kTokenTiles][4]) const {
+    if constexpr (kVariant == kFull) {
+      return Parent::multiply(step, weights, inputs, sums);
+    }
+    if constexpr (kVariant == kNothing) return;
+    if (step * this->column_warps_ + this->column_warp_ >= this->tile_units_) return;
+    UnitCodes<Layout> unit;
+    unit.load(this->shared_pointer(weights + this->weights_), this->lane_);
+    if constexpr (kVariant == kLoads) {
+      for (int i = 0; i < 2; ++i) {
+        for (int j = 0; j < 2; ++j) {
+          const uint4 v = unit.codes[i][j];
+          sums[i][0][j] += __uint_as_float((v.x ^ v.y ^ v.z ^ v.w) & 0x3fffffff);
         }
       }
+      return;
+    }
+    const unsigned char* x = this->shared_pointer(inputs + this->inputs_[0]);
+    float products[2][4] = {};
+#pragma unroll
+    for (int chunk = 0; chunk < 4; ++chunk) {
+      const uint4 b = *reinterpret_cast<const uint4*>(x + chunk * this->chunk_bytes_);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float low = unit.scale(0, 2 * half), high = unit.scale(0, 2 * half + 1);
-        for (int i = 0; i < 4; ++i) {
-          sums[half][0][i] = fmaf(i < 2 ? low : high, products[half][i], sums[half][0][i]);
+        uint32_t w[2][4];
+        const uint4& v = unit.codes[chunk / 2][half];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t word = chunk % 2 == 0 ? (i == 0 ? v.x : v.y) : (i == 0 ? v.z : v.w);
+          if constexpr (kVariant == kRaw) {
+            w[i][0] = w[i][1] = w[i][2] = w[i][3] = word;
+          } else if constexpr (kVariant == kSubnormal) {
+            const uint32_t upper = word >> 8;
+            w[i][0] = word & 0x000f000f;
+            w[i][1] = word & 0x00f000f0;
+            w[i][2] = upper & 0x000f000f;
+            w[i][3] = upper & 0x00f000f0;
+          } else if constexpr (kVariant == kBytePairs) {
+            constexpr uint32_t kUp127 = 0x7f007f00, kUp123 = 0x7d007d00, kDown123 = 0xfd00fd00;
+            const uint32_t zero = 0xbe00be00;
+            const uint32_t low = word & 0x00ff00ff, high = __byte_perm(word, 0, 0x4341);
+            const uint32_t low0 = word & 0x000f000f, high0 = high & 0x000f000f;
+            w[i][0] = multiply_add_pair(low0, kUp127, zero);
+            w[i][1] = multiply_add_pair(low, kUp123, multiply_add_pair(low0, kDown123, zero));
+            w[i][2] = multiply_add_pair(high0, kUp127, zero);
+            w[i][3] = multiply_add_pair(high, kUp123, multiply_add_pair(high0, kDown123, zero));
+          } else {
+            spread_nibbles(word, 0xbe00be00, w[i]);
+          }
+        }
+        if constexpr (kVariant == kNoProducts) {
+          for (int i = 0; i < 4; ++i) {
+            products[half][i] += __uint_as_float((w[0][i] ^ w[1][i] ^ b.x) & 0x3fffffff);
+          }
+        } else {
+          multiply_add(products[half], w[0][0], w[1][0], w[0][1], w[1][1], b.x, b.y);
+          multiply_add(products[half], w[0][2], w[1][2], w[0][3], w[1][3], b.z, b.w);
         }
       }
     }
-  };
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float low = unit.scale(0, 2 * half), high = unit.scale(0, 2 * half + 1);
+      for (int i = 0; i < 4; ++i) {
+        sums[half][0][i] = fmaf(i < 2 ? low : high, products[half][i], sums[half][0][i]);
+      }
+    }
+  }
+};
+
+template <int kVariant>
+struct Source : Base {
+  template <int kTokenTiles>
+  using Lane = VariantLane<kVariant, kTokenTiles>;
 };
 
 struct Machine {
