@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <memory>
 #include <optional>
@@ -71,6 +72,7 @@ struct BenchOptions {
   MemoryOptions memory;
   OutputOptions output;
   ModelBenchmarkOptions rows;
+  std::vector<std::string> jobs;
 };
 
 struct KernelOptions {
@@ -79,6 +81,24 @@ struct KernelOptions {
   std::string filter;
   bool list = false;
 };
+
+// "10x256+32".
+BenchJob parse_job(const std::string& text) {
+  BenchJob job;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  const auto number = [&](int64_t& value, char before) {
+    if (before != '\0' && (at == end || *at++ != before)) return false;
+    const auto [rest, error] = std::from_chars(at, end, value);
+    at = rest;
+    return error == std::errc() && value > 0 && value <= (1 << 24);
+  };
+  if (number(job.sequences, '\0') && number(job.prompt, 'x') && number(job.generate, '+') &&
+      at == end && job.sequences <= 4096) {
+    return job;
+  }
+  throw UsageError("--jobs '{}': expected sequences, tokens in and out, such as 10x256+32", text);
+}
 
 // The storage format that most bytes of a file's tensors are in.
 std::string main_format(const WeightMap& weights) {
@@ -109,7 +129,7 @@ std::vector<Ceilings> ceilings_for(const OutputOptions& options) {
 MemoryPlan plan_memory(const BenchOptions& options, const ModelBenchmarkOptions& rows) {
   const LoadedModel described = options.memory.describe(options.device);
   const Model& model = described.model();
-  const int64_t weights = planned_weight_bytes(options.device, described);
+  const bool on_cpu = described.device().is_cpu();
   std::set<int> threads;
   for (const int count : rows.threads) {
     threads.insert(count > 0 ? count : num_threads_of(options.device));
@@ -117,22 +137,31 @@ MemoryPlan plan_memory(const BenchOptions& options, const ModelBenchmarkOptions&
   // The reading speed is measured with a buffer beyond all caches (benchmark/ceilings.cc).
   constexpr int64_t kCeilingBytes = int64_t{512} << 20;
   const CeilingCache known;
-  const bool measures =
-      options.output.measure_ceilings ||
-      !std::all_of(threads.begin(), threads.end(), [&](int count) { return known.find(count); });
-  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+  const bool measures = on_cpu && (options.output.measure_ceilings ||
+                                   !std::all_of(threads.begin(), threads.end(),
+                                                [&](int count) { return known.find(count); }));
+  const PlanWithWeights plan_with = [&](const MemoryShape& shape, const WeightBytes& weights) {
     const CacheOptions cache = benchmark_cache(rows, shape.context, shape.sequences);
     const StepSize step{.tokens = cache.max_step_tokens,
                         .logits_rows = shape.sequences,
+                        .sequences = shape.sequences,
                         .precision = rows.precision};
     MemoryPlan result = base_plan(*device_memory(described.device(), *threads.rbegin()), described);
     if (measures) result.add(MemoryKind::kFixed, "measuring the ceilings", kCeilingBytes);
     for (const int count : threads) {
       const std::string name = threads.size() > 1 ? fmt::format("{} threads: ", count) : "";
-      add_model(result, name, model, count == *threads.begin() ? weights : 0, cache, step,
-                *device_memory(described.device(), count));
+      add_model(result, name, model, count == *threads.begin() ? weights : WeightBytes(0), cache,
+                step, *device_memory(described.device(), count));
+    }
+    // Of a device they are measured before the model is there.
+    if (!on_cpu) {
+      result.add(MemoryKind::kFixed, "measuring the ceilings",
+                 cuda::kCeilingBytes - (result.total() - result.bytes(MemoryKind::kFixed)));
     }
     return result;
+  };
+  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+    return plan_weights(options.memory, options.device, described, shape, plan_with);
   };
   const MemoryShape shape{longest_sequence(rows), most_sequences(rows)};
   enforce_budget(options.memory.budget_bytes(), shape, plan);
@@ -143,7 +172,9 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
   options.device.apply();
   options.profile.check();
   ModelBenchmarkOptions& rows = options.rows;
-  rows.threads = options.output.threads;
+  for (const std::string& job : options.jobs) rows.jobs.push_back(parse_job(job));
+  const bool on_cpu = options.device.device == "cpu";
+  rows.threads = on_cpu ? options.output.threads : std::vector<int>{1};  // a device does the work
   rows.precision = options.device.precision();
   rows.deterministic = options.device.deterministic;
   rows.kv_dtype = options.device.kv();
@@ -156,7 +187,14 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
       rows.workspace_bytes = std::max(rows.workspace_bytes, item.bytes);
     }
   }
-  const LoadedModel loaded = options.device.load(/*with_tokenizer=*/false);
+  BenchResult result;
+  if (!on_cpu) {
+    result.ceilings = {cuda::measure_device_ceilings(0)};
+    result.ceilings[0].threads = 1;
+  }
+  const LoadedModel loaded = options.device.load(
+      /*with_tokenizer=*/false, /*read_ahead=*/true,
+      memory ? memory->layers_on_host : std::vector<int64_t>());
   const Model& model = loaded.model();
 
   std::vector<Profiler::Event> events;
@@ -171,7 +209,6 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
       num_dropped += profiler.num_dropped_events();
     };
   }
-  BenchResult result;
   result.environment = current_environment(command_line("braid bench", command));
   result.model = loaded.origin();
   result.family = model.family();
@@ -179,19 +216,13 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
                        ? "dummy " + options.device.dummy_storage()
                        : main_format(loaded.files().weights()) + " of the file";
   result.compute = options.device.compute;
-  if (loaded.device().is_cpu()) {
-    result.ceilings = ceilings_for(options.output);
-  } else {
-    rows.threads = {1};  // the device does the work
-    result.ceilings = {cuda::measure_device_ceilings(loaded.device().index)};
-    result.ceilings[0].threads = 1;
-  }
+  if (on_cpu) result.ceilings = ceilings_for(options.output);
   {
     Bar bar;
     result.rows = run_model_benchmark(model, rows, bar.function());
   }
   options.output.print(result);
-  if (memory) report_peak(*memory);
+  if (memory) report_peak(*memory, loaded.device());
   if (options.profile.wanted()) {
     for (const BenchRow& row : result.rows) {
       fmt::print(stderr, "\n{}: one repetition, {:.1f} ms\n{}", row.key(), 1e3 * row.work.seconds,
@@ -257,6 +288,12 @@ void add_bench_command(CLI::App& app) {
              1, 4096);
   add_counts(*command, "--prompt-batch", options->rows.prompt_batches,
              "Prompts computed side by side", 1, 4096);
+  command
+      ->add_option("--jobs", options->jobs,
+                   "Whole jobs, several with commas: 10x256+32 is ten prompts of 256 tokens and 32 "
+                   "steps after them, measured as one")
+      ->delimiter(',')
+      ->option_text("NxIN+OUT");
   add_counts(*command, "--depth", options->rows.depths,
              "Tokens in the cache before the measured ones", 0, 1 << 24);
   command
@@ -267,7 +304,7 @@ void add_bench_command(CLI::App& app) {
   options->device.add_to(*command);
   command->remove_option(command->get_option("--threads"));
   options->output.add_to(*command);
-  options->memory.add_to(*command);
+  options->memory.add_to(*command, /*offload=*/true);
   options->profile.add_to(*command);
   command->footer(
       "Examples:\n"
@@ -276,7 +313,8 @@ void add_bench_command(CLI::App& app) {
       "    --threads 1,2 --html report.html --json > after.json\n"
       "  braid bench compare before.json after.json --tolerance 10\n"
       "  braid bench kernels --filter 'linear q4_0'\n"
-      "Rows: ppN, a prompt of N tokens; tgN, N tokens generated. GB: weights and cache that one\n"
+      "Rows: ppN, a prompt of N tokens; tgN, N tokens generated; jobP+N, both in turn. GB: weights "
+      "and cache that one\n"
       "repetition must read or write; GOP: multiplications and additions; share: time they take "
       "at\n"
       "the binding ceiling, by the time it took.");

@@ -10,6 +10,17 @@
 
 namespace braid {
 
+void require_cuda() {
+  if (!cuda::built_in()) {
+    throw Error(
+        "--device cuda: this build has no CUDA backend; build the preset 'cuda' or use --device "
+        "cpu");
+  }
+  if (cuda::num_devices() == 0) {
+    throw Error("--device cuda: there is no CUDA device here (or no driver); use --device cpu");
+  }
+}
+
 void DeviceOptions::add_model(CLI::App& command, const std::string& default_model) {
   model = default_model;
   auto* positional = command.add_option(
@@ -32,8 +43,9 @@ void DeviceOptions::add_to(CLI::App& command) {
   command
       .add_option(
           "--compute", compute,
-          "Rounding of matrix inputs: f32 (none), bf16, int8 (for block-quantised weights), "
-          "auto (int8 for block-quantised weights, f32 for others)")
+          "Rounding of matrix inputs: f32 (none), bf16, int8 (for block-quantised weights; on "
+          "a CUDA device for w8c), auto (int8 for block-quantised weights, f32 for others; on a "
+          "CUDA device bf16)")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
   command.add_flag("--deterministic", deterministic,
@@ -72,22 +84,7 @@ void DeviceOptions::add_to(CLI::App& command) {
 
 // Before anything is loaded.
 void DeviceOptions::check_cuda() const {
-  if (!cuda::built_in()) {
-    throw Error(
-        "--device cuda: this build has no CUDA backend; build the preset 'cuda' or use --device "
-        "cpu");
-  }
-  if (cuda::num_devices() == 0) {
-    throw Error("--device cuda: there is no CUDA device here (or no driver); use --device cpu");
-  }
-  if (kv_dtype == "int8") {
-    throw UsageError("--kv-dtype int8 is for the CPU so far; with --device cuda use bf16 or f32");
-  }
-  if (compute == "int8") {
-    throw UsageError(
-        "--compute int8 is for the CPU; on a CUDA device inputs are rounded to bf16 (auto) or not "
-        "at all (f32)");
-  }
+  require_cuda();
 }
 
 void DeviceOptions::apply() const {
@@ -96,19 +93,20 @@ void DeviceOptions::apply() const {
   if (!isa.empty()) force_isa(parse_isa(isa));
 }
 
-LoadedModel DeviceOptions::load(bool with_tokenizer, bool read_ahead) const {
+LoadedModel DeviceOptions::load(bool with_tokenizer, bool read_ahead,
+                                const std::vector<int64_t>& on_host) const {
   LoadOptions options;
+  options.offloaded = on_host;
   options.read_ahead = read_ahead;
   options.with_tokenizer = with_tokenizer;
   options.dummy_weights = load_format == "dummy";
   options.dummy_format = dummy_storage();
   options.dummy_seed = dummy_seed;
   if (device == "cuda") options.device = {DeviceKind::kCuda, 0};
-  if (options.dummy_weights || device != "cpu" || !read_ahead) {
-    return LoadedModel::load(model, options);
-  }
+  if (options.dummy_weights || !read_ahead) return LoadedModel::load(model, options);
   options.origin = resolve_model(model).string();
-  return LoadedModel::load(cached_model(model, weight_cache, num_threads), options);
+  const PackLayout layout = device == "cpu" ? PackLayout::kPanels : PackLayout::kRows;
+  return LoadedModel::load(cached_model(model, weight_cache, num_threads, layout), options);
 }
 
 std::string DeviceOptions::dummy_storage() const {
@@ -119,7 +117,9 @@ std::string DeviceOptions::dummy_storage() const {
 
 ActivationPrecision DeviceOptions::precision() const {
   if (compute == "f32") return ActivationPrecision::kF32;
-  if (compute == "bf16" || device == "cuda") return ActivationPrecision::kBF16;
+  if (compute == "bf16" || (compute == "auto" && device == "cuda")) {
+    return ActivationPrecision::kBF16;
+  }
   return ActivationPrecision::kInt8;
 }
 

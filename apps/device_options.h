@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "engine/loaded_model.h"
@@ -10,6 +11,9 @@
 #include "tensor/dtype.h"
 
 namespace braid {
+
+// Throws Error unless there is a CUDA device and this build can use it.
+void require_cuda();
 
 // Options every command shares that loads a model: which one, and on what it runs.
 struct DeviceOptions {
@@ -34,7 +38,9 @@ struct DeviceOptions {
   // Checks --device, forces --isa. Call before loading.
   void apply() const;
   // read_ahead false: weights are described, not used, and no packed copy is made.
-  LoadedModel load(bool with_tokenizer = true, bool read_ahead = true) const;
+  // on_host: LoadOptions::offloaded.
+  LoadedModel load(bool with_tokenizer = true, bool read_ahead = true,
+                   const std::vector<int64_t>& on_host = {}) const;
   ThreadPoolOptions thread_pool() const { return {.num_threads = num_threads, .pin = pin_threads}; }
   // The storage format of dummy weights: that of panels, unless rows are wanted or it has none.
   std::string dummy_storage() const;

@@ -115,6 +115,7 @@ class Evaluation {
   }
 
   const std::optional<MemoryPlan>& memory() const { return memory_; }
+  Device device() const { return loaded_->device(); }
 
   EvalReport run() {
     if (!texts_.empty()) run_texts();
@@ -195,7 +196,9 @@ class Evaluation {
     longest = std::clamp<int64_t>(longest, 2, limit);
     const auto plan = [&](const MemoryShape& shape) {
       MemoryPlan result = base_plan(*device, described);
-      result.add(MemoryKind::kFixed, "texts and scores", kBytesPerTextByte * text_bytes);
+      if (described.device().is_cpu()) {
+        result.add(MemoryKind::kFixed, "texts and scores", kBytesPerTextByte * text_bytes);
+      }
       const auto add = [&](const std::string& name, const LoadedModel& loaded,
                            const DeviceOptions& options, int64_t& workspace) {
         ScorerOptions scorer{.model = scorer_model(loaded, options, 0),
@@ -210,6 +213,7 @@ class Evaluation {
           const CacheOptions other = cache_options(loaded.model(), engine, shape.context);
           const StepSize engine_step{.tokens = other.max_step_tokens,
                                      .logits_rows = other.max_sequences,
+                                     .sequences = other.max_sequences,
                                      .precision = options.precision()};
           cache.max_tokens = std::max(cache.max_tokens, other.max_tokens);
           cache.max_sequences = std::max(cache.max_sequences, other.max_sequences);
@@ -473,7 +477,7 @@ void run_eval(const EvalOptions& options, const CLI::App& command) {
   if (!options.output.empty()) write_text_file(options.output, as_json);
   if (!options.html.empty()) write_text_file(options.html, to_html(report));
   write_out(options.json ? as_json : eval_tables(report));
-  if (evaluation.memory()) report_peak(*evaluation.memory());
+  if (evaluation.memory()) report_peak(*evaluation.memory(), evaluation.device());
   if (options.max_delta_nll) check_delta(report, *options.max_delta_nll);
 }
 

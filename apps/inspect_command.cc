@@ -33,12 +33,13 @@ struct InspectOptions {
 
 // As `run` would plan it with these sequences.
 MemoryPlan plan_memory(const InspectOptions& options, const LoadedModel& loaded,
-                       const CacheOptions& cache) {
+                       const CacheOptions& cache, const WeightBytes& weights) {
   const auto device = device_memory(loaded.device(), num_threads_of(options.device));
   MemoryPlan plan = base_plan(*device, loaded);
-  add_model(plan, "", loaded.model(), planned_weight_bytes(options.device, loaded), cache,
+  add_model(plan, "", loaded.model(), weights, cache,
             {.tokens = cache.max_step_tokens,
              .logits_rows = cache.max_sequences,
+             .sequences = cache.max_sequences,
              .precision = options.device.precision()},
             *device);
   return plan;
@@ -184,13 +185,16 @@ void run_inspect(const InspectOptions& options) {
   if (budget > 0) options.memory.describe(options.device);
   LoadedModel loaded = options.device.load(/*with_tokenizer=*/true, /*read_ahead=*/false);
   const CachePlan cache = make_plan(options, loaded.model());
-  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+  const PlanWithWeights plan_with = [&](const MemoryShape& shape, const WeightBytes& weights) {
     CacheOptions shaped = cache.options;
     shaped.max_sequences = shape.sequences;
     shaped.max_sequence_tokens = shape.context;
     shaped.max_tokens = shape.context * shape.sequences;
     shaped.max_step_tokens = std::min<int64_t>(kStepTokens, shape.context);
-    return plan_memory(options, loaded, shaped);
+    return plan_memory(options, loaded, shaped, weights);
+  };
+  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+    return plan_weights(options.memory, options.device, loaded, shape, plan_with);
   };
   const MemoryShape shape{cache.options.max_sequence_tokens, cache.options.max_sequences};
   if (options.json) {
@@ -243,7 +247,7 @@ void add_inspect_command(CLI::App& app) {
   command->add_flag("--tensors", options->tensors, "List every tensor");
   command->add_flag("--json", options->json, "Print JSON");
   options->device.add_to(*command);
-  options->memory.add_to(*command);
+  options->memory.add_to(*command, /*offload=*/true);
   command->footer(
       "Examples:\n  braid inspect demo:gemma4\n  braid inspect model.gguf --tensors --ctx-size "
       "8192");

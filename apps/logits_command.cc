@@ -65,12 +65,11 @@ MemoryPlan plan_memory(const LogitsOptions& options) {
   const LoadedModel described = options.memory.describe(options.device);
   const Model& model = described.model();
   const auto device = device_memory(described.device(), num_threads_of(options.device));
-  const int64_t weights = planned_weight_bytes(options.device, described);
   int64_t longest = 1;
   for (const auto& line : read_id_lines(options.ids_file, model.vocab_size())) {
     longest = std::max<int64_t>(longest, std::ssize(line));
   }
-  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+  const PlanWithWeights plan_with = [&](const MemoryShape& shape, const WeightBytes& weights) {
     const CacheOptions cache = logits_cache(options, model, shape.context);
     MemoryPlan result = base_plan(*device, described);
     add_model(result, "", model, weights, cache,
@@ -79,6 +78,9 @@ MemoryPlan plan_memory(const LogitsOptions& options) {
                .precision = options.device.precision()},
               *device);
     return result;
+  };
+  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+    return plan_weights(options.memory, options.device, described, shape, plan_with);
   };
   enforce_budget(options.memory.budget_bytes(), {.context = longest}, plan);
   return plan({.context = longest});
@@ -92,7 +94,9 @@ void run_logits(const LogitsOptions& options) {
   }
   std::optional<MemoryPlan> memory;
   if (options.memory.wanted()) memory = plan_memory(options);
-  const LoadedModel loaded = options.device.load(/*with_tokenizer=*/false);
+  const LoadedModel loaded = options.device.load(
+      /*with_tokenizer=*/false, /*read_ahead=*/true,
+      memory ? memory->layers_on_host : std::vector<int64_t>());
   const Model& model = loaded.model();
   spdlog::info("{}", to_string(model.load_report()));
   const auto lines = read_id_lines(options.ids_file, model.vocab_size());
@@ -140,7 +144,7 @@ void run_logits(const LogitsOptions& options) {
   }
   writer.finish();
   options.profile.report();
-  if (memory) report_peak(*memory);
+  if (memory) report_peak(*memory, loaded.device());
   spdlog::info("{}: logits of {} sequences", options.output, lines.size());
 }
 
@@ -165,7 +169,7 @@ void add_logits_command(CLI::App& app) {
   command->add_flag("--hidden-states", options->hidden_states,
                     "Also write each layer's output: hidden.LINE.LAYER [tokens, hidden]");
   options->device.add_to(*command);
-  options->memory.add_to(*command);
+  options->memory.add_to(*command, /*offload=*/true);
   options->profile.add_to(*command);
   command->footer(
       "Examples:\n"

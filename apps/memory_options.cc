@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "checkpoint/pack_writer.h"
 #include "engine/demo_models.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
 namespace {
@@ -50,12 +51,19 @@ std::string by_kind(const MemoryPlan& plan) {
 
 }  // namespace
 
-void MemoryOptions::add_to(CLI::App& command) {
+void MemoryOptions::add_to(CLI::App& command, bool offload) {
+  auto* budget =
+      command
+          .add_option("--memory-budget", text_,
+                      "Most memory to take, such as 10GiB or 512MiB: prints a plan, and refuses to "
+                      "begin what does not fit")
+          ->option_text("BYTES");
+  if (!offload) return;
   command
-      .add_option("--memory-budget", text_,
-                  "Most memory to take, such as 10GiB or 512MiB: prints a plan, and refuses to "
-                  "begin what does not fit")
-      ->option_text("BYTES");
+      .add_flag("--offload", offload_,
+                "With --device cuda: layers that the budget has no room for stay in the host's "
+                "memory and come to the device for each step")
+      ->needs(budget);
 }
 
 int64_t MemoryOptions::budget_bytes() const {
@@ -68,10 +76,9 @@ int64_t MemoryOptions::budget_bytes() const {
 }
 
 LoadedModel MemoryOptions::describe(const DeviceOptions& device) const {
+  if (offload_ && device.device == "cpu") throw UsageError("--offload is for --device cuda");
   const int64_t budget = budget_bytes();
-  // Before the weights go there.
-  if (device.device != "cpu") device_memory({DeviceKind::kCuda, 0}, 1);
-  if (device.load_format != "dummy") {
+  if (device.load_format != "dummy" && device.device == "cpu") {
     const std::filesystem::path path = resolve_model(device.model);
     const int64_t bytes = stored_bytes(ModelFiles::open(path).weights());
     if (bytes > budget) {
@@ -90,17 +97,33 @@ int num_threads_of(const DeviceOptions& device) {
 MemoryPlan base_plan(const DeviceMemory& device, const LoadedModel& described) {
   MemoryPlan plan;
   device.add_fixed(plan);
-  plan.add(MemoryKind::kFixed, "tokenizer and sampling", tokenizer_bytes(described));
+  if (described.device().is_cpu()) {
+    plan.add(MemoryKind::kFixed, "tokenizer and sampling", tokenizer_bytes(described));
+  }
   return plan;
 }
 
-int64_t planned_weight_bytes(const DeviceOptions& device, const LoadedModel& described) {
+WeightBytes planned_weight_bytes(const DeviceOptions& device, const LoadedModel& described) {
+  if (!described.device().is_cpu()) {
+    return {described.placed().bytes, described.placed().beside};
+  }
   const int64_t bytes = described.model().load_report().weight_bytes;
-  if (device.load_format == "dummy" || device.device != "cpu" || device.weight_cache == "off") {
+  if (device.load_format == "dummy" || device.weight_cache == "off") {
     return bytes;
   }
   const PackSize packed = packed_size(described.files());
   return packed.num_panels == 0 ? bytes : std::max(bytes, packed.bytes);
+}
+
+MemoryPlan plan_weights(const MemoryOptions& options, const DeviceOptions& device,
+                        const LoadedModel& described, const MemoryShape& shape,
+                        const PlanWithWeights& plan) {
+  MemoryPlan all = plan(shape, planned_weight_bytes(device, described));
+  const int64_t budget = options.budget_bytes();
+  if (!options.offloads() || all.total() <= budget) return all;
+  const MemoryPlan rest = plan(shape, 0);
+  const auto weights = plan_offload(described.placed(), budget - rest.total());
+  return weights ? plan(shape, *weights) : all;
 }
 
 std::optional<int64_t> fitting_context(int64_t budget, const MemoryShape& shape,
@@ -113,6 +136,10 @@ std::optional<int64_t> fitting_context(int64_t budget, const MemoryShape& shape,
 void enforce_budget(int64_t budget, const MemoryShape& shape, const MemoryPlanFunction& plan) {
   const MemoryPlan asked = plan(shape);
   fmt::print(stderr, "{}", memory_table(asked, budget));
+  if (!asked.layers_on_host.empty()) {
+    spdlog::info("layers {} ({}) stay in the host's memory and come to the device for each step",
+                 fmt::join(asked.layers_on_host, ", "), size_text(asked.host_bytes));
+  }
   if (asked.total() <= budget) return;
   const auto context = fitting_context(budget, shape, plan);
   const auto sequences = largest_fitting(1, shape.sequences, [&](int64_t count) {
@@ -148,6 +175,10 @@ nlohmann::ordered_json memory_json(const MemoryPlan& plan, int64_t budget) {
   nlohmann::ordered_json json;
   json["budget"] = budget;
   json["total"] = plan.total();
+  if (!plan.layers_on_host.empty()) {
+    json["layers_on_host"] = plan.layers_on_host;
+    json["host_bytes"] = plan.host_bytes;
+  }
   for (const MemoryKind kind :
        {MemoryKind::kWeights, MemoryKind::kCache, MemoryKind::kWorkspace, MemoryKind::kFixed}) {
     json[std::string(memory_kind_name(kind))] = plan.bytes(kind);
@@ -159,7 +190,14 @@ nlohmann::ordered_json memory_json(const MemoryPlan& plan, int64_t budget) {
   return json;
 }
 
-void report_peak(const MemoryPlan& plan) {
+void report_peak(const MemoryPlan& plan, Device device) {
+  if (!device.is_cpu()) {
+    const cuda::DeviceRoom room = cuda::device_room(device.index);
+    spdlog::info("memory: {} planned; {} allocated at the peak, {} of the device in use by all",
+                 size_text(plan.total()), size_text(cuda::memory_use(device.index).peak_bytes),
+                 size_text(room.total_bytes - room.free_bytes));
+    return;
+  }
   spdlog::info("memory: {} planned, {} at the peak of the process, mapped files included",
                size_text(plan.total()), size_text(peak_resident_bytes()));
 }

@@ -95,14 +95,16 @@ EngineOptions engine_options(const RunOptionsCli& options, bool interactive) {
           .profiler = options.profile.profiler()};
 }
 
+// With --offload, unless another is asked for.
+constexpr int64_t kOffloadContext = 4096;
+
 // Settles the context and the workspace within the budget; throws Error if nothing fits.
 MemoryPlan plan_memory(const RunOptionsCli& options, EngineOptions& engine) {
   const int64_t budget = options.memory.budget_bytes();
   const LoadedModel described = options.memory.describe(options.device);
   const Model& model = described.model();
   const auto device = device_memory(described.device(), num_threads_of(options.device));
-  const int64_t weights = planned_weight_bytes(options.device, described);
-  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+  const PlanWithWeights plan_with = [&](const MemoryShape& shape, const WeightBytes& weights) {
     EngineOptions shaped = engine;
     shaped.max_sequences = shape.sequences;
     const CacheOptions cache = cache_options(model, shaped, shape.context);
@@ -110,13 +112,23 @@ MemoryPlan plan_memory(const RunOptionsCli& options, EngineOptions& engine) {
     add_model(result, "", model, weights, cache,
               {.tokens = cache.max_step_tokens,
                .logits_rows = shape.sequences,
+               .sequences = shape.sequences,
                .precision = engine.precision},
               *device);
     return result;
   };
+  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+    return plan_weights(options.memory, options.device, described, shape, plan_with);
+  };
   MemoryShape shape{resolve_context(model, engine.max_context), engine.max_sequences};
   if (engine.max_context == 0) {
-    const auto context = fitting_context(budget, shape, plan);
+    // Rather a shorter context than layers on the host.
+    const WeightBytes weights = planned_weight_bytes(options.device, described);
+    auto context = fitting_context(
+        budget, shape, [&](const MemoryShape& shorter) { return plan_with(shorter, weights); });
+    if (!context && options.memory.offloads()) {
+      context = std::min(shape.context, kOffloadContext);
+    }
     if (context && *context < shape.context) {
       spdlog::info("context of {} tokens: as many as the memory budget has room for", *context);
       shape.context = *context;
@@ -224,7 +236,9 @@ void run(const RunOptionsCli& options) {
   EngineOptions engine_settings = engine_options(options, interactive);
   std::optional<MemoryPlan> memory;
   if (options.memory.wanted()) memory = plan_memory(options, engine_settings);
-  const LoadedModel loaded = options.device.load();
+  const LoadedModel loaded = options.device.load(
+      /*with_tokenizer=*/true, /*read_ahead=*/true,
+      memory ? memory->layers_on_host : std::vector<int64_t>());
   spdlog::info("{}: {}", loaded.origin(), to_string(loaded.model().load_report()));
   std::optional<ChatTemplate> own_template;
   if (!options.chat_template_file.empty()) {
@@ -257,7 +271,7 @@ void run(const RunOptionsCli& options) {
                   options.resume);
     print_stats(engine, options.speculation);
     options.profile.report();
-    if (memory) report_peak(*memory);
+    if (memory) report_peak(*memory, loaded.device());
     if (!complete) throw Error("{}: not every line was generated; see the output", files->origin);
   } else if (interactive) {
     run_chat_session(engine, loaded,
@@ -271,7 +285,7 @@ void run(const RunOptionsCli& options) {
     run_once(options, engine, loaded, settings, memory, *prompt);
     options.profile.report();
   }
-  if (memory && !batch) report_peak(*memory);
+  if (memory && !batch) report_peak(*memory, loaded.device());
 }
 
 }  // namespace
@@ -332,7 +346,7 @@ void add_run_command(CLI::App& app) {
   options->sampling.add_to(*command);
   options->speculation.add_to(*command);
   options->device.add_to(*command);
-  options->memory.add_to(*command);
+  options->memory.add_to(*command, /*offload=*/true);
   options->profile.add_to(*command);
   command->footer(
       "Examples:\n"

@@ -92,6 +92,7 @@ void remove_old(const fs::path& base) {
 // Throws what loading the model would: one that cannot be used is not worth a copy.
 void check_model(const fs::path& path) {
   ModelFiles files = ModelFiles::open(path);
+  files.weights().set_deferring(true);
   load_model(files);
 }
 
@@ -105,7 +106,7 @@ void check_room(const fs::path& base, int64_t bytes) {
 }
 
 void make_copy(const fs::path& path, const ModelFiles& files, const fs::path& folder,
-               int num_threads) {
+               int num_threads, PackLayout layout) {
   std::error_code error;
   fs::remove_all(folder, error);  // what is there is damaged
   ThreadPool pool({.num_threads = num_threads});
@@ -115,7 +116,7 @@ void make_copy(const fs::path& path, const ModelFiles& files, const fs::path& fo
     if (interrupt.interrupted()) throw Interrupted();
     bar.show(done >> 20, total >> 20, -1, "MiB packed");
   };
-  pack_model(path, files, folder, pool, {.progress = show});
+  pack_model(path, files, folder, pool, {.layout = layout, .progress = show});
 }
 
 }  // namespace
@@ -128,18 +129,21 @@ fs::path user_weight_cache() {
   return {};
 }
 
-std::string cached_model(std::string_view model, const std::string& cache, int num_threads) {
+std::string cached_model(std::string_view model, const std::string& cache, int num_threads,
+                         PackLayout layout) {
   const std::string given(model);
   if (cache == "off") return given;
   const fs::path base = cache == "auto" ? user_weight_cache() : fs::path(cache);
   const fs::path path = resolve_model(model);
   const ModelFiles files = ModelFiles::open(path);
   const PackSize size = packed_size(files);
-  if (files.is_packed() || size.num_panels == 0) return given;
+  const bool panels = layout == PackLayout::kPanels;
+  if (files.is_packed() || (panels ? size.num_panels : size.num_made) == 0) return given;
   const uint64_t key = fingerprint(files);
   const fs::path folder =
       base / fmt::format("{}-{:016x}-{}.{}{}", fs::weakly_canonical(path).filename().string(), key,
-                         pack_layout::kFileVersion, kPanelLayoutVersion, kNameMark);
+                         pack_layout::kFileVersion,
+                         panels ? std::to_string(kPanelLayoutVersion) : "rows", kNameMark);
   if (!is_good(folder, key)) check_model(path);
   try {
     if (base.empty()) throw Error("neither XDG_CACHE_HOME nor HOME is set");
@@ -152,7 +156,7 @@ std::string cached_model(std::string_view model, const std::string& cache, int n
         if (cache == "auto") check_room(base, size.bytes);
         spdlog::info("packing {} into {} for faster runs, this time only (--weight-cache off: not)",
                      path.string(), folder.string());
-        make_copy(path, files, folder, num_threads);
+        make_copy(path, files, folder, num_threads, layout);
       }
     }
     mark_used(folder);

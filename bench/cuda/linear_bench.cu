@@ -2,10 +2,12 @@
 // CUDA graphs with programmatic edges. Every line has the time of a link and its share of the rate
 // at which this machine reads, or of its bfloat16 rate, measured in the same run.
 //
-//   cuda_linear_bench [few | plans | tile-plans | grouped | many | mlps]... [--formats A,B]
+//   cuda_linear_bench [few | plans | tile-plans | grouped | many | mlps | library]... [--formats
+//   A,B]
 //   [--models A,B]
 //       [--tokens N,N]                                   (all of them by default)
 
+#include <cublasLt.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -17,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "ops/fused/gated_mlps.h"
 #include "ops/linear/cuda/few_tiles.cuh"
 #include "ops/linear/cuda/few_tokens.cuh"
@@ -363,8 +366,10 @@ void many(Machine& m) {
 }
 
 // Whole gated blocks: a dense one, experts, or both at once.
-void mlps(Machine& m) {
-  std::printf("\ngated blocks, bf16: us (share of the read rate)\n");
+void mlps(Machine& m, const Format& layout) {
+  if (!choices.has_format(layout.format)) return;
+  std::printf("\ngated blocks, %s: us (share of the read rate)\n",
+              quant_format(layout.format).name.data());
   struct Block {
     int64_t hidden, dense, experts, width;
     int picks;
@@ -376,13 +381,27 @@ void mlps(Machine& m) {
                                {2048, 512, 512, 512, 10}};
   Workspace workspace(size_t{1} << 30, m.stream.device());
   const Device device = m.stream.device();
+  const auto format_of = [&](int64_t cols) -> const QuantFormat* {
+    const QuantFormat& in_file = quant_format(layout.format);
+    return layout.tiles ? tile_format(in_file, cols) : &in_file;
+  };
   for (const Block& b : kBlocks) {
+    const QuantFormat* format = format_of(b.hidden);
+    if ((b.dense > 0 && format_of(b.dense) == nullptr) ||
+        (b.experts > 0 && format_of(b.width) == nullptr)) {
+      continue;
+    }
     std::printf("hidden %ld, %ld + %ld x %ld:", b.hidden, b.dense, b.experts, b.width);
-    for (const int64_t tokens : {1, 8, 10, 32}) {
+    for (const int64_t tokens : choices.token_counts({1, 5, 8, 10, 32, 2048})) {
+      if (tokens > 512 && b.dense > 0 && b.experts > 0) continue;  // not one kernel
       const int touched = b.experts > 0 ? route(m, tokens, b.picks, b.experts) : 0;
       const int64_t pairs = tokens * b.picks;
-      const QuantFormat& format = quant_format(FormatId::kBF16);
-      const int64_t dense_bytes = 6 * b.hidden * b.dense, expert_bytes = 6 * b.hidden * b.width;
+      const auto block_bytes = [&](int64_t width) {
+        return width == 0
+                   ? 0
+                   : 2 * width * format->row_bytes(b.hidden) + b.hidden * format->row_bytes(width);
+      };
+      const int64_t dense_bytes = block_bytes(b.dense), expert_bytes = block_bytes(b.width);
       const int64_t link_bytes = dense_bytes + b.experts * expert_bytes;
       const int links = static_cast<int>(
           std::clamp<int64_t>(static_cast<int64_t>(kPoolBytes) / link_bytes, 2, 48));
@@ -399,26 +418,25 @@ void mlps(Machine& m) {
           TensorView(m.offsets.data(), DType::kI32, {std::max<int64_t>(b.experts, 1) + 1}, device);
       std::vector<int32_t> rows(static_cast<size_t>(std::max<int64_t>(pairs, 1)));
       for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i) % tokens;
-      copy_to_device(m.y.data() + (128 << 20), rows.data(), rows.size() * 4, 0);
-      groups.tokens = TensorView(m.y.data() + (128 << 20), DType::kI32,
+      copy_to_device(m.y.data() + (400 << 20), rows.data(), rows.size() * 4, 0);
+      groups.tokens = TensorView(m.y.data() + (400 << 20), DType::kI32,
                                  {static_cast<int64_t>(rows.size())}, device);
       bool done = true;
       const double us = time_chain(m, links, [&](int link) {
         Workspace::Scope scope(workspace);
         const std::byte* at = m.weights.data() + link % (links - 1) * link_bytes;
         const auto weight = [&](const Shape& shape) {
-          Weight w{.format = &format, .shape = shape, .data = at};
-          at += shape.num_elements() * 2;
+          Weight w{.format = format, .shape = shape, .data = at};
+          at += w.size_bytes();
           return w;
         };
         const Weight none;
-        const Weight gate = weight({2 * std::max<int64_t>(b.dense, 1), b.hidden});
-        const Weight down = weight({b.hidden, std::max<int64_t>(b.dense, 1)});
+        Weight gate, down;
         std::vector<GatedMlpCall> calls;
         if (b.dense > 0) {
+          gate = weight({2 * b.dense, b.hidden});
+          down = weight({b.hidden, b.dense});
           calls.push_back({Activation::kGeluTanh, &gate, &none, &down, &input, nullptr, dense_out});
-        } else {
-          at = m.weights.data() + link % (links - 1) * link_bytes;
         }
         Weight expert_gate, expert_down;
         if (b.experts > 0) {
@@ -434,6 +452,100 @@ void mlps(Machine& m) {
                   done ? "" : " REFUSED");
     }
     std::printf("\n");
+  }
+}
+
+void check_library(cublasStatus_t status) {
+  BRAID_CHECK(status == CUBLAS_STATUS_SUCCESS, "cublasLt: {}", cublasLtGetStatusString(status));
+}
+
+// A candidate of the library.
+struct Timed {
+  double us;
+  int rank;
+  bool operator<(const Timed& other) const { return us < other.us; }
+};
+
+// What the library's own choice of an algorithm costs beside the best of its candidates.
+void library_choices(Machine& m) {
+  std::printf(
+      "\nlibrary: us of the first choice, of the best ones (rank: tile, stages, splits of the "
+      "columns, reduction, swizzle, inner, cluster)\n");
+  const auto library = static_cast<cublasLtHandle_t>(m.stream.cuda().matrix_library());
+  const std::span<std::byte> memory = m.stream.cuda().library_workspace();
+  const size_t workspace_bytes = memory.size() - (size_t{16} << 20);
+  constexpr int kMost = 48;
+  for (const Size& size : kSizes) {
+    if (size.rows > 100000 || !choices.has_model(size.model)) continue;
+    for (const int64_t tokens : choices.token_counts({256, 2048})) {
+      const Problem p{FormatId::kBF16, 0, size.rows, size.cols, tokens};
+      cublasLtMatmulDesc_t product{};
+      cublasLtMatrixLayout_t w{}, x{}, y{};
+      cublasLtMatmulPreference_t preference{};
+      const cublasOperation_t transposed = CUBLAS_OP_T;
+      const auto rows = static_cast<uint64_t>(size.rows), cols = static_cast<uint64_t>(size.cols);
+      check_library(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+      check_library(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA,
+                                                   &transposed, sizeof(transposed)));
+      check_library(cublasLtMatrixLayoutCreate(&w, CUDA_R_16BF, cols, rows, size.cols));
+      check_library(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, cols, tokens, size.cols));
+      check_library(cublasLtMatrixLayoutCreate(&y, CUDA_R_32F, rows, tokens, size.rows));
+      check_library(cublasLtMatmulPreferenceCreate(&preference));
+      check_library(
+          cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                               &workspace_bytes, sizeof(workspace_bytes)));
+      static cublasLtMatmulHeuristicResult_t found[kMost];
+      int count = 0;
+      check_library(cublasLtMatmulAlgoGetHeuristic(library, product, w, x, y, y, preference, kMost,
+                                                   found, &count));
+      std::vector<Timed> times;
+      double first = 0;
+      for (int i = 0; i < count; ++i) {
+        if (found[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        const float one = 1, zero = 0;
+        bool good = true;
+        const auto link = [&](int n) {
+          const Products products = make_products(m, p, n);
+          good = good && cublasLtMatmul(library, product, &one, products.weights, w,
+                                        products.packed, x, &zero, products.y, y, products.y, y,
+                                        &found[i].algo, memory.data() + (16 << 20), workspace_bytes,
+                                        m.stream.cuda().handle()) == CUBLAS_STATUS_SUCCESS;
+        };
+        const double us = time_chain(m, std::min(p.links(), 8), link);
+        if (!good) continue;
+        if (i == 0) first = us;
+        times.push_back({us, i});
+      }
+      std::sort(times.begin(), times.end());
+      std::printf("%s %6ldx%5ld, %4ld tokens: first %6.1f of %d, %2.0f%%", size.model, size.rows,
+                  size.cols, tokens, first, count,
+                  200.0 * tokens * p.rows * p.cols / (first * 1e-6) / m.bf16_rate);
+      for (size_t k = 0; k < std::min<size_t>(3, times.size()); ++k) {
+        const cublasLtMatmulAlgo_t& algorithm = found[times[k].rank].algo;
+        std::printf(" | %6.1f %2d:", times[k].us, times[k].rank);
+        for (const auto attribute :
+             {CUBLASLT_ALGO_CONFIG_TILE_ID, CUBLASLT_ALGO_CONFIG_STAGES_ID,
+              CUBLASLT_ALGO_CONFIG_SPLITK_NUM, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+              CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID,
+              CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID}) {
+          int64_t value = 0;
+          size_t written = 0;
+          cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, sizeof(value),
+                                               &written);
+          if (written == 0) {
+            cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, 4, &written);
+          }
+          if (written == 0) {
+            cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, 2, &written);
+          }
+          std::printf(" %d", static_cast<int>(value));
+        }
+      }
+      std::printf("\n");
+      cublasLtMatmulPreferenceDestroy(preference);
+      for (const auto layout : {w, x, y}) cublasLtMatrixLayoutDestroy(layout);
+      cublasLtMatmulDescDestroy(product);
+    }
   }
 }
 
@@ -481,10 +593,15 @@ int main(int argc, char** argv) {
     }
   }
   const auto wanted = [&](const char* name) { return Choices::among(parts, name); };
-  if (wanted("mlps") && choices.has_format(FormatId::kBF16)) mlps(m);
+  if (wanted("mlps")) {
+    for (const Format& layout : kLayouts) {
+      if (layout.format == FormatId::kBF16 || layout.tiles) mlps(m, layout);
+    }
+  }
   if (wanted("few")) few(m);
   if (wanted("grouped")) grouped(m);
   if (wanted("tile-plans")) tile_plans(m);
+  if (wanted("library")) library_choices(m);
   if (wanted("many")) many(m);
   if (wanted("plans")) plans(m);
   return 0;

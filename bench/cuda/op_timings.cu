@@ -257,7 +257,8 @@ void time_delta(Bench& bench, int64_t batch, int64_t rows) {
     RecurrentLayer layer;
     layer.states = states[i];
     Workspace::Scope scope(bench.workspace());
-    gated_delta(bench.stream(), bench.workspace(), inputs, layer, sequences, {}, out);
+    gated_delta(bench.stream(), bench.workspace(), inputs, layer, sequences, {.rounded = true},
+                out);
   });
   bench.report("gated_delta" + size, seconds, 2 * state + rows_bytes);
   seconds = bench.time(layers, [&](int i) {

@@ -43,7 +43,7 @@ struct Lane {
 
 struct Case {
   BenchRow row;
-  int64_t each = 0;  // tokens of each sequence
+  int64_t prompt = 0, generate = 0;  // tokens of each sequence
   Lane* lane = nullptr;
   double warm_up_seconds = 0;
 };
@@ -89,29 +89,36 @@ class ModelBenchmark {
       for (const int64_t depth : options_.depths) {
         for (const int64_t prompt : options_.prompts) {
           for (const int64_t batch : options_.prompt_batches) {
-            add_case("pp", "prefill", prompt, batch, threads, depth);
+            add_case(fmt::format("pp{}", prompt), "prefill", prompt, 0, batch, threads, depth);
           }
         }
         for (const int64_t generate : options_.generates) {
           for (const int64_t batch : options_.batches) {
-            add_case("tg", "decode", generate, batch, threads, depth);
+            add_case(fmt::format("tg{}", generate), "decode", 0, generate, batch, threads, depth);
           }
         }
       }
+      for (const BenchJob& job : options_.jobs) {
+        add_case(fmt::format("job{}+{}", job.prompt, job.generate), "job", job.prompt, job.generate,
+                 job.sequences, threads, 0);
+      }
     }
-    if (cases_.empty()) throw UsageError("nothing to measure: --prompt and --generate are empty");
+    if (cases_.empty())
+      throw UsageError("nothing to measure: --prompt, --generate and --jobs are empty");
   }
 
-  void add_case(const char* prefix, const char* phase, int64_t each, int64_t batch, int threads,
-                int64_t depth) {
+  void add_case(std::string test, const char* phase, int64_t prompt, int64_t generate,
+                int64_t batch, int threads, int64_t depth) {
+    const int64_t each = prompt + generate;
     if (each == 0) return;
     if (each + depth > model_.max_positions()) {
-      throw UsageError("{}{} at depth {}: the model's context is {} tokens", prefix, each, depth,
+      throw UsageError("{} at depth {}: the model's context is {} tokens", test, depth,
                        model_.max_positions());
     }
     Case item;
-    item.each = each;
-    item.row.test = fmt::format("{}{}", prefix, each);
+    item.prompt = prompt;
+    item.generate = generate;
+    item.row.test = std::move(test);
     item.row.phase = phase;
     item.row.tokens = each * batch;
     item.row.batch = batch;
@@ -185,20 +192,17 @@ class ModelBenchmark {
     for (int64_t s = 0; s < item.row.batch; ++s) sequences.emplace_back(lane.pool);
     const int64_t depth = item.row.depth;
     if (depth > 0) prefill(lane, sequences, 0, depth);
-    const bool decodes = item.row.phase == "decode";
-    const int64_t count = warm_up && decodes ? std::min(item.each, kWarmUpSteps) : item.each;
+    const int64_t steps = warm_up ? std::min(item.generate, kWarmUpSteps) : item.generate;
     lane.stream.set_profiler(profiler);
     const auto begin = Clock::now();
-    if (decodes) {
-      decode(lane, sequences, depth, count);
-    } else {
-      prefill(lane, sequences, depth, count);
-    }
+    if (item.prompt > 0) prefill(lane, sequences, depth, item.prompt);
+    if (steps > 0) decode(lane, sequences, depth + item.prompt, steps);
     lane.stream.synchronize();
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     lane.stream.set_profiler(nullptr);
     if (warm_up) {
-      item.warm_up_seconds = seconds * static_cast<double>(item.each) / static_cast<double>(count);
+      item.warm_up_seconds = seconds * static_cast<double>(item.prompt + item.generate) /
+                             static_cast<double>(item.prompt + steps);
     }
     ++done_;
     return seconds;
@@ -252,6 +256,7 @@ int64_t longest_sequence(const ModelBenchmarkOptions& options) {
       }
     }
   }
+  for (const BenchJob& job : options.jobs) longest = std::max(longest, job.prompt + job.generate);
   return longest;
 }
 
@@ -260,6 +265,7 @@ int64_t most_sequences(const ModelBenchmarkOptions& options) {
   for (const auto* counts : {&options.batches, &options.prompt_batches}) {
     for (const int64_t each : *counts) most = std::max(most, each);
   }
+  for (const BenchJob& job : options.jobs) most = std::max(most, job.sequences);
   return most;
 }
 

@@ -12,12 +12,20 @@
 
 namespace braid {
 
+// Prompts of so many tokens side by side, then steps of one token each.
+struct BenchJob {
+  int64_t sequences = 1;
+  int64_t prompt = 0;
+  int64_t generate = 0;
+};
+
 struct ModelBenchmarkOptions {
   std::vector<int64_t> prompts = {512};       // tokens of a prompt; none: no prefill rows
   std::vector<int64_t> generates = {64};      // tokens to generate; none: no decode rows
   std::vector<int64_t> batches = {1};         // sequences of decode rows
   std::vector<int64_t> prompt_batches = {1};  // prompts side by side
   std::vector<int64_t> depths = {0};          // tokens in the cache before the measured ones
+  std::vector<BenchJob> jobs;                 // measured whole, at no depth
   std::vector<int> threads = {0};             // 0: one per processor
   bool pin_threads = false;
   Device device;  // where the model is

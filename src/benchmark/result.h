@@ -18,8 +18,8 @@ struct OpResult {
 
 // One measured row.
 struct BenchRow {
-  std::string test;    // "pp512", "tg64", or the name of an op's case
-  std::string phase;   // "prefill", "decode", "op"
+  std::string test;    // "pp512", "tg64", "job256+32", or the name of an op's case
+  std::string phase;   // "prefill", "decode", "job", "op"
   int64_t tokens = 0;  // that a repetition brings, all sequences together; 0: an op's case
   int64_t batch = 1;   // sequences side by side
   int64_t depth = 0;   // tokens in the cache before

@@ -164,26 +164,27 @@ const QuantFormat* target_format(const StoredTensor& tensor, const WeightMap& we
   return panels;
 }
 
-std::vector<PackFile::Entry> plan(const WeightMap& weights) {
+std::vector<PackFile::Entry> plan(const WeightMap& weights, PackLayout layout) {
   std::vector<PackFile::Entry> entries;
   for (const auto& [name, tensor] : weights.tensors()) {
     PackFile::Entry& entry = entries.emplace_back();
     entry.tensor = tensor;
     Weight& weight = entry.tensor.weight;
-    if (tensor.convert) {
-      // Made of parts, which have no format until then; its data are made again when written.
-      weight = tensor.payload();
-      weight.owner = nullptr;
+    const bool made = static_cast<bool>(tensor.convert);
+    if (made) {
+      // Of parts, which have no format until then; its data are made when they are written.
+      weight.format = find_quant_format(tensor.dtype_name);
+      BRAID_CHECK(weight.format != nullptr, "{}: {}", tensor.name, tensor.dtype_name);
       entry.tensor.parts = nullptr;
       entry.tensor.convert = nullptr;
     }
-    weight.format = target_format(entry.tensor, weights);
+    if (layout == PackLayout::kPanels) weight.format = target_format(entry.tensor, weights);
     if (weight.format != nullptr) entry.tensor.stored_bytes = weight.size_bytes();
     if (weight.format != nullptr && weight.format->panels()) {
       entry.tensor.dtype_name = weight.format->name;
     }
     // A type of unknown size, which no model can use.
-    if (weight.data == nullptr) entry.tensor.stored_bytes = 0;
+    if (weight.data == nullptr && !made) entry.tensor.stored_bytes = 0;
   }
   return entries;
 }
@@ -275,7 +276,7 @@ class DataWriter {
 
 int64_t write_weights(const fs::path& path, const fs::path& shown, const std::string& source,
                       const ModelFiles& files, ThreadPool& pool, const PackOptions& options) {
-  std::vector<PackFile::Entry> entries = plan(files.weights());
+  std::vector<PackFile::Entry> entries = plan(files.weights(), options.layout);
   uint64_t data_bytes = 0;
   for (PackFile::Entry& entry : entries) {
     entry.offset = align(data_bytes);
@@ -357,6 +358,7 @@ PackSize packed_size(const ModelFiles& files) {
   PackSize size;
   for (const auto& [name, tensor] : files.weights().tensors()) {
     size.bytes += tensor.stored_bytes;
+    if (tensor.convert) ++size.num_made;
     const QuantFormat* format = target_format(tensor, files.weights());
     if (format != nullptr && format->panels()) ++size.num_panels;
   }
@@ -378,7 +380,7 @@ PackResult pack_model(const fs::path& path, const ModelFiles& files, const fs::p
   result.bytes = write_weights(partial.path() / kPackFileName, out / kPackFileName, source, files,
                                pool, options);
   result.num_tensors = static_cast<int64_t>(files.weights().size());
-  result.num_panels = packed_size(files).num_panels;
+  if (options.layout == PackLayout::kPanels) result.num_panels = packed_size(files).num_panels;
   partial.finish();
   return result;
 }

@@ -10,7 +10,13 @@
 
 namespace braid {
 
+enum class PackLayout {
+  kPanels,  // of the CPU's kernels: matrices in block formats in panels
+  kRows,    // as files have it, for other devices: only what is made of parts is made
+};
+
 struct PackOptions {
+  PackLayout layout = PackLayout::kPanels;
   // Called now and then with the bytes written and those of the whole; what it throws ends the
   // packing.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
@@ -23,8 +29,9 @@ struct PackResult {
 };
 
 struct PackSize {
-  // Tensors that would be rearranged, but for those that are made of parts.
+  // Tensors that would be rearranged, but for those that are made of parts; and these.
   int64_t num_panels = 0;
+  int64_t num_made = 0;
   int64_t bytes = 0;  // of all data, without filling
 };
 // What packing would write.

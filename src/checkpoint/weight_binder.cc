@@ -5,7 +5,9 @@
 #include "checkpoint/dummy_weights.h"
 #include "checkpoint/printable.h"
 #include "checkpoint/weight_map.h"
+#include "quant/deferred_weight.h"
 #include "quant/panels.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
 namespace {
@@ -34,6 +36,25 @@ Weight aligned(Weight weight) {
   weight.owner = copy;
   return weight;
 }
+
+// Of a matrix that is made of parts.
+class ConvertedPayload : public PayloadMaker {
+ public:
+  explicit ConvertedPayload(std::function<Weight()> convert) : convert_(std::move(convert)) {}
+
+  void make(std::byte* to, Device device) const override {
+    const Weight weight = convert_();
+    const auto bytes = static_cast<size_t>(weight.size_bytes());
+    if (device.is_cpu()) {
+      std::memcpy(to, weight.data, bytes);
+    } else {
+      cuda::copy_to_device(to, weight.data, bytes, device.index);
+    }
+  }
+
+ private:
+  std::function<Weight()> convert_;
+};
 
 // "25.2 B", "14.1 G": three digits and a decimal prefix.
 std::string with_prefix(double value, std::string_view giga) {
@@ -133,12 +154,20 @@ Weight WeightBinder::weight(const std::string& name, const Shape& shape) {
   } else {
     const StoredTensor* tensor = take(name, &shape);
     if (tensor == nullptr) return {};
-    weight = aligned(tensor->payload());
+    const QuantFormat* format = find_quant_format(tensor->dtype_name);
+    if (map_.deferring() && tensor->convert && format != nullptr) {
+      weight =
+          defer_weight(*format, shape, std::make_shared<const ConvertedPayload>(tensor->convert));
+    } else {
+      weight = aligned(tensor->payload());
+    }
   }
   consume(name, shape, weight.size_bytes());
   // One that was made of parts may take gigabytes, and its reader may put it elsewhere.
   const StoredTensor* tensor = map_.find(name);
-  if (tensor == nullptr || !tensor->convert) bound_.insert_or_assign(name, weight);
+  if (tensor == nullptr || !tensor->convert || map_.deferring()) {
+    bound_.insert_or_assign(name, weight);
+  }
   return weight;
 }
 

@@ -46,6 +46,13 @@ class WeightMap {
   // unless `fill` is false: then matrices are deferred (quant/deferred_weight.h).
   static WeightMap dummy(uint64_t seed, const DummyFormats& formats, bool fill = true);
 
+  // Matrices that are made of parts are deferred (quant/deferred_weight.h).
+  void set_deferring(bool deferring) { deferring_ = deferring; }
+  bool deferring() const { return deferring_; }
+  // Of random weights: what is made up is also added there, as a checkpoint would hold it.
+  void keep_dummies_in(std::shared_ptr<WeightMap> map) { made_ = std::move(map); }
+  WeightMap* made() const { return made_.get(); }
+
   // Throws Error naming both files if the name is taken.
   void add(StoredTensor tensor);
   void remove(std::string_view name);
@@ -59,9 +66,6 @@ class WeightMap {
   const DummyFormats& dummy_formats() const { return *dummy_formats_; }
   uint64_t dummy_seed() const { return dummy_seed_; }
   bool fills_dummy() const { return fills_dummy_; }
-  // Of random weights: what is made up is also added there, as a checkpoint would hold it.
-  void keep_dummies_in(std::shared_ptr<WeightMap> map) { made_ = std::move(map); }
-  WeightMap* made() const { return made_.get(); }
   size_t size() const { return tensors_.size(); }
   const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
   // The checkpoint's path, for messages.
@@ -71,10 +75,11 @@ class WeightMap {
  private:
   std::map<std::string, StoredTensor, std::less<>> tensors_;
   std::string origin_;
-  std::shared_ptr<WeightMap> made_;
   std::optional<DummyFormats> dummy_formats_;
   uint64_t dummy_seed_ = 0;
   bool fills_dummy_ = true;
+  bool deferring_ = false;
+  std::shared_ptr<WeightMap> made_;
 };
 
 // What became of a checkpoint's tensors.

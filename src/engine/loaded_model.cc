@@ -9,6 +9,7 @@
 #include "engine/model_tokenizer.h"
 #include "models/registry.h"
 #include "quant/panels.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
 
@@ -31,12 +32,24 @@ LoadedModel LoadedModel::load(std::string_view model, const LoadOptions& options
                                        /*fill=*/options.read_ahead && options.device.is_cpu());
     files.weights().set_origin(loaded.origin_);
   }
-  if (options.read_ahead && !options.dummy_weights) files.read_ahead();
+  files.weights().set_deferring(!options.read_ahead || !options.device.is_cpu());
+  if (options.read_ahead && !options.dummy_weights && options.device.is_cpu()) files.read_ahead();
   loaded.model_ = load_model(files);
   loaded.device_ = options.device;
   if (!options.device.is_cpu()) {
-    Placement placement(options.device);
+    Placement counting = Placement::counting(options.device);
+    loaded.model_->place(counting);
+    loaded.placed_ = counting.counted();
+  }
+  if (!options.device.is_cpu() && options.read_ahead) {
+    Placement placement(options.device, options.offloaded, loaded.placed_);
     loaded.model_->place(placement);
+    loaded.model_->use_streamer(placement.streamer());
+    if (options.read_ahead && spdlog::should_log(spdlog::level::debug)) {
+      const cuda::DeviceRoom room = cuda::device_room(options.device.index);
+      spdlog::debug("{}: {} bytes of parameters on the device, of which {} bytes are in use",
+                    loaded.origin_, loaded.placed_.bytes, room.total_bytes - room.free_bytes);
+    }
   }
   loaded.generation_ = files.generation();
   if (options.with_tokenizer) loaded.load_texts();

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "checkpoint/model_files.h"
 #include "models/model.h"
@@ -22,7 +23,9 @@ struct LoadOptions {
   std::string dummy_format = "bf16";  // or a recipe, as DummyFormats knows them
   // Where the parameters are to be, and the model so computes.
   Device device;
-  // false: weights are only described, not read.
+  // Layers whose matrices stay on the host (ascending) and are brought to the device for each step.
+  std::vector<int64_t> offloaded;
+  // false: weights are only described, not read, and stay where they are.
   bool read_ahead = true;
   // How the model is called in reports; empty: by its path.
   std::string origin;
@@ -37,6 +40,8 @@ class LoadedModel {
   const std::string& origin() const { return origin_; }
   const Model& model() const { return *model_; }
   Device device() const { return device_; }
+  // What the parameters take on a device other than the CPU, or would.
+  const PlacementCount& placed() const { return placed_; }
   // The tokenizer; throws Error saying which file would provide it if the model came without one.
   // Its vocabulary may exceed the model's (image tokens, say).
   const Tokenizer& tokenizer() const;
@@ -61,6 +66,7 @@ class LoadedModel {
 
   std::string origin_;
   Device device_;
+  PlacementCount placed_;
   std::unique_ptr<ModelFiles> files_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Tokenizer> tokenizer_;

@@ -1,11 +1,13 @@
 #include "engine/memory_plan.h"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.h"
+#include "tensor/cuda/device_memory.h"
+#include "tensor/cuda/stream_memory.h"
 
 namespace braid {
 namespace {
@@ -72,32 +74,39 @@ CacheShape cache_shape(const CacheLayout& layout) {
   return shape;
 }
 
+// Of activations in float32 and what rounding adds, apart from what kernels take for themselves.
+int64_t activation_bytes(const Model& model, const StepSize& step) {
+  const CacheShape cache = cache_shape(model.cache_layout());
+  double layer = 0;
+  for (int64_t i = 0; i < model.num_layers(); ++i) {
+    const LayerInfo info = model.layer_info(i);
+    layer = std::max(layer, kFloat * (info.output_elements +
+                                      static_cast<double>(cache.copied[static_cast<size_t>(i)])) +
+                                input_bytes(step.precision) * info.input_elements);
+  }
+  layer += static_cast<double>(kFloat * kHiddenCopies * model.hidden_size());
+  // Hidden state, two tables of rotations, what the model adds.
+  const int64_t shared =
+      model.hidden_size() + 2 * cache.widest_head + model.shared_elements_per_token();
+  const double head =
+      static_cast<double>(step.tokens * kFloat * model.hidden_size()) +
+      static_cast<double>(step.logits_rows) *
+          (static_cast<double>(kFloat * (model.vocab_size() + model.hidden_size())) +
+           input_bytes(step.precision) * static_cast<double>(model.hidden_size()));
+  // What a layer takes is free again when the head begins.
+  return step.tokens * kFloat * shared +
+         static_cast<int64_t>(std::max(layer * static_cast<double>(step.tokens), head)) +
+         kAlignmentBytes;
+}
+
 class CpuMemory : public DeviceMemory {
  public:
   explicit CpuMemory(int num_threads) : num_threads_(num_threads) {}
 
+  int64_t allocated(int64_t bytes) const override { return bytes; }
+
   int64_t workspace_bytes(const Model& model, const StepSize& step) const override {
-    const CacheShape cache = cache_shape(model.cache_layout());
-    double layer = 0;
-    for (int64_t i = 0; i < model.num_layers(); ++i) {
-      const LayerInfo info = model.layer_info(i);
-      layer = std::max(layer, kFloat * (info.output_elements +
-                                        static_cast<double>(cache.copied[static_cast<size_t>(i)])) +
-                                  input_bytes(step.precision) * info.input_elements);
-    }
-    layer += static_cast<double>(kFloat * kHiddenCopies * model.hidden_size());
-    // Hidden state, two tables of rotations, what the model adds.
-    const int64_t shared =
-        model.hidden_size() + 2 * cache.widest_head + model.shared_elements_per_token();
-    const double head =
-        static_cast<double>(step.tokens * kFloat * model.hidden_size()) +
-        static_cast<double>(step.logits_rows) *
-            (static_cast<double>(kFloat * (model.vocab_size() + model.hidden_size())) +
-             input_bytes(step.precision) * static_cast<double>(model.hidden_size()));
-    // What a layer takes is free again when the head begins.
-    return step.tokens * kFloat * shared +
-           static_cast<int64_t>(std::max(layer * static_cast<double>(step.tokens), head)) +
-           num_threads_ * cache.scratch + kAlignmentBytes;
+    return activation_bytes(model, step) + num_threads_ * cache_shape(model.cache_layout()).scratch;
   }
 
   // Measured with the demo models, whose weights and tokenizers are small: see
@@ -107,8 +116,63 @@ class CpuMemory : public DeviceMemory {
     plan.add(MemoryKind::kFixed, "threads", num_threads_ * (int64_t{256} << 10));
   }
 
+  void add_runner(MemoryPlan&, const std::string&, const Model&, const StepSize&) const override {}
+
  private:
   int64_t num_threads_;
+};
+
+// Partial results of attention that is split over the keys (ops/attention/cuda): stretches of keys
+// for up to so many queries of a sequence and key head. Longer chunks of prompts are not split.
+constexpr int64_t kMostSplits = 64, kMostSplitQueries = 64, kSplitTileQueries = 16;
+// Of a row of logits, parts of its summary.
+constexpr int64_t kSummaryBytes = 4096;
+
+int64_t split_bytes(const Model& model, const StepSize& step) {
+  int64_t most = 0;
+  for (const LayerCache& layer : model.cache_layout().layers) {
+    const auto add_heads = [&](int64_t kv_heads, int64_t head_dim) {
+      const int64_t queries =
+          std::min(kMostSplitQueries * step.sequences, kSplitTileQueries * step.tokens);
+      most = std::max(most, kFloat * queries * kv_heads * kMostSplits * (head_dim + 2));
+    };
+    if (const auto* full = std::get_if<FullKv>(&layer)) {
+      add_heads(full->num_kv_heads, full->head_dim);
+    } else if (const auto* window = std::get_if<WindowKv>(&layer)) {
+      add_heads(window->num_kv_heads, window->head_dim);
+    }
+  }
+  return most;
+}
+
+class CudaMemory : public DeviceMemory {
+ public:
+  int64_t allocated(int64_t bytes) const override { return cuda::footprint(bytes); }
+
+  // The workspace grows by pieces.
+  int64_t workspace_bytes(const Model& model, const StepSize& step) const override {
+    constexpr int64_t kPiece = cuda::GrowingMemory::kPieceBytes;
+    const int64_t bytes =
+        activation_bytes(model, step) + split_bytes(model, step) + step.logits_rows * kSummaryBytes;
+    return (bytes + kPiece - 1) / kPiece * kPiece;
+  }
+
+  void add_fixed(MemoryPlan& plan) const override {
+    plan.add(MemoryKind::kFixed, "CUDA context and code", kContextBytes);
+  }
+
+  void add_runner(MemoryPlan& plan, const std::string& name, const Model& model,
+                  const StepSize& step) const override {
+    plan.add(MemoryKind::kFixed, name + "tables and library workspace",
+             cuda::kStreamTableBytes + cuda::kStreamLibraryBytes + (int64_t{2} << 20));
+    plan.add(MemoryKind::kFixed, name + "graphs",
+             step.sequences * model.num_layers() * kGraphLayerBytes);
+  }
+
+ private:
+  // Measured: see docs/memory.md.
+  static constexpr int64_t kContextBytes = int64_t{640} << 20;
+  static constexpr int64_t kGraphLayerBytes = int64_t{64} << 10;
 };
 
 }  // namespace
@@ -144,25 +208,87 @@ int64_t MemoryPlan::total() const {
 }
 
 std::unique_ptr<DeviceMemory> device_memory(Device device, int num_threads) {
-  if (!device.is_cpu()) {
-    throw Error("--memory-budget is for the CPU so far; leave it out with --device cuda");
-  }
+  if (!device.is_cpu()) return std::make_unique<CudaMemory>();
   return std::make_unique<CpuMemory>(num_threads);
 }
 
-void add_model(MemoryPlan& plan, const std::string& name, const Model& model, int64_t weight_bytes,
-               const CacheOptions& cache, const StepSize& step, const DeviceMemory& device) {
-  plan.add(MemoryKind::kWeights, name + "weights", weight_bytes);
-  const CachePlan caches = plan_cache(model.cache_layout(), cache);
-  int64_t full = 0, window = 0, recurrent = 0;
-  for (const CacheGroup& group : caches.groups) {
-    (group.is_full() ? full : window) += group.size_bytes;
+void add_model(MemoryPlan& plan, const std::string& name, const Model& model,
+               const WeightBytes& weights, const CacheOptions& cache, const StepSize& step,
+               const DeviceMemory& device) {
+  const int64_t before = plan.total();
+  const size_t on_host = weights.layers_on_host.size();
+  plan.add(MemoryKind::kWeights,
+           on_host == 0
+               ? name + "weights"
+               : fmt::format("{}weights, without {} of {} layers, and room for {} of these", name,
+                             on_host, model.num_layers(), LayerStreamer::kSlots),
+           weights.bytes);
+  if (on_host > 0) {
+    plan.layers_on_host = weights.layers_on_host;
+    plan.host_bytes = weights.host_bytes;
   }
-  for (const RecurrentGroup& group : caches.recurrent_groups) recurrent += group.size_bytes;
-  plan.add(MemoryKind::kCache, name + "keys and values of all tokens", full);
-  plan.add(MemoryKind::kCache, name + "keys and values of windows", window);
-  plan.add(MemoryKind::kCache, name + "recurrent states", recurrent);
+  const CacheAllocations caches = cache_allocations(plan_cache(model.cache_layout(), cache));
+  const auto sum = [&](const std::vector<int64_t>& allocations) {
+    int64_t bytes = 0;
+    for (const int64_t size : allocations) bytes += device.allocated(size);
+    return bytes;
+  };
+  plan.add(MemoryKind::kCache, name + "keys and values of all tokens", sum(caches.full));
+  plan.add(MemoryKind::kCache, name + "keys and values of windows", sum(caches.window));
+  plan.add(MemoryKind::kCache, name + "recurrent states", sum(caches.recurrent));
   plan.add(MemoryKind::kWorkspace, name + "activations", device.workspace_bytes(model, step));
+  device.add_runner(plan, name, model, step);
+  // What comes later may use what loading has left.
+  const int64_t later = plan.total() - before - weights.bytes;
+  plan.add(MemoryKind::kWeights, name + "while loading", weights.beside - later);
+}
+
+std::optional<WeightBytes> plan_offload(const PlacementCount& count, int64_t room) {
+  if (count.bytes <= room) return WeightBytes(count.bytes, count.beside);
+  const int64_t layers = std::ssize(count.layers);
+  for (int64_t on_host = 1; on_host <= layers; ++on_host) {
+    WeightBytes weights(count.bytes, count.beside);
+    int64_t largest = 0;
+    for (int64_t i = 0; i < on_host; ++i) {
+      const int64_t index = (2 * i + 1) * layers / (2 * on_host);
+      const PlacementCount::Layer& layer = count.layers[static_cast<size_t>(index)];
+      weights.layers_on_host.push_back(index);
+      weights.bytes -= layer.bytes;
+      weights.host_bytes += layer.block;
+      largest = std::max(largest, layer.block);
+    }
+    weights.bytes += LayerStreamer::kSlots * cuda::footprint(largest);
+    if (weights.bytes <= room) return weights;
+  }
+  return std::nullopt;
+}
+
+CacheAllocations cache_allocations(const CachePlan& plan) {
+  CacheAllocations all;
+  const auto add = [](std::vector<int64_t>& to, int64_t elements, DType dtype) {
+    if (elements > 0) to.push_back(elements * dtype_bytes(dtype));
+  };
+  const DType kv = plan.options.kv_dtype;
+  for (const CacheGroup& group : plan.groups) {
+    std::vector<int64_t>& to = group.is_full() ? all.full : all.window;
+    const int64_t rows = group.num_pages * group.num_kv_heads * plan.options.page_tokens;
+    for (size_t i = 0; i < 2 * group.layers.size(); ++i) {
+      add(to, rows * group.head_dim, kv);
+      if (kv == DType::kI8) add(to, rows, DType::kF32);
+    }
+  }
+  for (const RecurrentGroup& group : plan.recurrent_groups) {
+    const RecurrentState& s = group.shape;
+    const int64_t slots = group.num_slots, logged = plan.options.max_logged_tokens;
+    for (size_t i = 0; i < group.layers.size(); ++i) {
+      add(all.recurrent, slots * s.value_heads * s.value_dim * s.key_dim, DType::kF32);
+      add(all.recurrent, slots * (s.conv_width - 1 + logged) * s.conv_channels, DType::kF32);
+      add(all.recurrent, slots * logged * s.key_heads * s.key_dim, DType::kF32);
+      add(all.recurrent, slots * logged * s.value_heads * s.value_dim, DType::kF32);
+      add(all.recurrent, slots * logged * s.value_heads, DType::kF32);
+    }
+  }
+  return all;
 }
 
 std::optional<int64_t> largest_fitting(int64_t low, int64_t high,

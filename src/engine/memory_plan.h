@@ -18,7 +18,7 @@ enum class MemoryKind {
   kWeights,    // files are mapped: the system may drop and read again what it lacks room for
   kCache,      // keys, values, recurrent states of all sequences at their longest
   kWorkspace,  // activations of the largest step
-  kFixed,      // the program, its tables and threads
+  kFixed,      // the program, its tables and threads; of a CUDA device: context, code, graphs
 };
 std::string_view memory_kind_name(MemoryKind kind);
 
@@ -28,10 +28,15 @@ struct MemoryItem {
   int64_t bytes = 0;  // at most
 };
 
-// What a run may take at most. Figures are upper bounds: the cache holds no more (CachePool's
-// size_bytes), the workspace is given no more (Engine's and Runner's workspace_bytes).
+// What a run may take at most, of the host's memory or, with a CUDA device, of the device's.
+// Figures are upper bounds: the cache holds no more (CachePool's size_bytes), the workspace is
+// given no more (Engine's and Runner's workspace_bytes).
 struct MemoryPlan {
   std::vector<MemoryItem> items;
+  // Layers whose matrices stay in the host's memory (of which these bytes are not part of the plan)
+  // and come to the device for each step.
+  std::vector<int64_t> layers_on_host;
+  int64_t host_bytes = 0;
 
   void add(MemoryKind kind, std::string what, int64_t bytes);
   int64_t bytes(MemoryKind kind) const;
@@ -41,6 +46,7 @@ struct MemoryPlan {
 struct StepSize {
   int64_t tokens = 0;       // most in one forward pass
   int64_t logits_rows = 0;  // of these, rows of logits
+  int64_t sequences = 1;    // whose tokens they are
   ActivationPrecision precision = ActivationPrecision::kF32;
 };
 
@@ -48,18 +54,43 @@ struct StepSize {
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
+  // What an allocation of so many bytes takes.
+  virtual int64_t allocated(int64_t bytes) const = 0;
   // Most bytes of the workspace in a step.
   virtual int64_t workspace_bytes(const Model& model, const StepSize& step) const = 0;
   // What is there before any model.
   virtual void add_fixed(MemoryPlan& plan) const = 0;
+  // What each runner of a model takes beside cache and workspace.
+  virtual void add_runner(MemoryPlan& plan, const std::string& name, const Model& model,
+                          const StepSize& step) const = 0;
 };
-// Throws Error for a kind of device that memory cannot be planned for yet.
 std::unique_ptr<DeviceMemory> device_memory(Device device, int num_threads);
 
-// The model's weights (`weight_bytes`), its cache and its workspace. `name` tells models apart:
+struct WeightBytes {
+  WeightBytes(int64_t bytes, int64_t beside = 0)  // NOLINT: implicit by design
+      : bytes(bytes), beside(beside) {}
+
+  int64_t bytes;
+  int64_t beside;  // while they are loaded, before there is a cache or a workspace
+  std::vector<int64_t> layers_on_host;
+  int64_t host_bytes = 0;
+};
+
+// Weights of which the device gets at most `room` bytes: as few layers as possible, spread evenly,
+// stay on the host. Nothing if not even what belongs to no layer fits.
+std::optional<WeightBytes> plan_offload(const PlacementCount& count, int64_t room);
+
+// The model's weights, its cache, its workspace and its runner's needs. `name` tells models apart:
 // "", "draft ", "reference ".
-void add_model(MemoryPlan& plan, const std::string& name, const Model& model, int64_t weight_bytes,
-               const CacheOptions& cache, const StepSize& step, const DeviceMemory& device);
+void add_model(MemoryPlan& plan, const std::string& name, const Model& model,
+               const WeightBytes& weights, const CacheOptions& cache, const StepSize& step,
+               const DeviceMemory& device);
+
+// The tensors that a CachePool with this plan allocates, bytes of each.
+struct CacheAllocations {
+  std::vector<int64_t> full, window, recurrent;
+};
+CacheAllocations cache_allocations(const CachePlan& plan);
 
 // The largest n in [low, high] for which fits(n), which must not hold again once it has failed;
 // nothing if not even low fits.

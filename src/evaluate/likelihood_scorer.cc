@@ -68,8 +68,11 @@ CacheOptions scorer_cache(const ScorerOptions& options, const ScorerModel& score
 }
 
 StepSize scorer_step(const ScorerOptions& options, const ScorerModel& scored) {
-  const int64_t tokens = scorer_cache(options, scored).max_step_tokens;
-  return {.tokens = tokens, .logits_rows = tokens, .precision = scored.precision};
+  const CacheOptions cache = scorer_cache(options, scored);
+  return {.tokens = cache.max_step_tokens,
+          .logits_rows = cache.max_step_tokens,
+          .sequences = cache.max_sequences,
+          .precision = scored.precision};
 }
 
 // One model with what it computes in.

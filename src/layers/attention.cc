@@ -44,7 +44,7 @@ LinearInput attend_input(StepContext& step, int64_t layer, const HeadProjections
                          const HeadNorms& norms, const Rotary& rotary, const Rotary::Tables& tables,
                          const AttentionOptions& options, const Linear& reader) {
   const InputRounding rounding = input_rounding(step, {&reader.weight()});
-  if (rounding.precision != ActivationPrecision::kF32) {
+  if (rounding.precision == ActivationPrecision::kBF16) {
     const HeadOptions head = head_options(heads.k, norms, rotary, tables);
     if (const auto done = attend_at_once(step, layer, heads, head, options, true)) return *done;
   }

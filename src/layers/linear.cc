@@ -1,6 +1,10 @@
 #include "layers/linear.h"
 
+#include <algorithm>
+
+#include "ops/fused/linear_ahead.h"
 #include "ops/linear/linear.h"
+#include "tensor/cuda/stream_state.h"
 
 namespace braid {
 
@@ -8,18 +12,20 @@ TensorView Linear::run(StepContext& step, const TensorView& x) const {
   return run(step, prepare_input(step, x, {&weight_}));
 }
 
-TensorView Linear::run(StepContext& step, const LinearInput& x) const {
+TensorView Linear::run(StepContext& step, const LinearInput& x,
+                       std::span<const Weight* const> ahead) const {
   const TensorView y = step.workspace.take(DType::kF32, {x.x.dim(0), weight_.rows()});
-  run_to(step, x, y);
+  run_to(step, x, y, ahead);
   return y;
 }
 
-void Linear::run_to(StepContext& step, const LinearInput& x, const TensorView& y) const {
+void Linear::run_to(StepContext& step, const LinearInput& x, const TensorView& y,
+                    std::span<const Weight* const> ahead) const {
   if (step.product_observer != nullptr) {
     const std::string_view readers[] = {name_};
     step.product_observer->input(readers, observed_input(x));
   }
-  linear(step.stream, weight_, x, y);
+  linear_ahead(step.stream, weight_, x, y, ahead);
 }
 
 TensorView observed_input(const LinearInput& x) {
@@ -29,7 +35,7 @@ TensorView observed_input(const LinearInput& x) {
 }
 
 void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* const> matrices,
-             std::span<TensorView> results) {
+             std::span<TensorView> results, std::span<const Weight* const> ahead) {
   const auto follows = [](const Weight& first, int64_t rows, const Weight& next) {
     return !next.empty() && next.format == first.format && next.cols() == first.cols() &&
            rows % first.format->panel_rows == 0 &&
@@ -53,7 +59,9 @@ void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* co
     }
     joined.shape = Shape{rows, joined.cols()};
     const TensorView y = step.workspace.take(DType::kF32, {x.x.dim(0), rows});
-    linear(step.stream, joined, x, y);
+    const bool last = std::all_of(matrices.begin() + static_cast<std::ptrdiff_t>(end),
+                                  matrices.end(), [](const Linear* m) { return m->empty(); });
+    linear_ahead(step.stream, joined, x, y, last ? ahead : std::span<const Weight* const>());
     for (int64_t row = 0; i < end; ++i) {
       const int64_t count = matrices[i]->weight().rows();
       results[i] = y.columns(row, count);
@@ -62,10 +70,32 @@ void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* co
   }
 }
 
+namespace {
+
+// Up to so many tokens reading the weights takes the time, and rounding to int8 would not save any.
+constexpr int64_t kFewTokens = 64;
+
+// On a CUDA device only weights of one scale a row take int8, others bfloat16.
+InputRounding device_rounding(const StepContext& step,
+                              std::initializer_list<const Weight*> readers) {
+  InputRounding rounding{.precision = ActivationPrecision::kInt8, .scales = {.per_block = false}};
+  for (const Weight* reader : readers) {
+    if (reader->empty()) continue;
+    (reader->format->has_row_header() ? rounding.scales.per_token : rounding.scales.per_block) =
+        true;
+  }
+  const bool few = step.num_tokens() <= kFewTokens && !step.stream.cuda().deterministic();
+  return rounding.scales.per_token && !few ? rounding
+                                           : InputRounding{ActivationPrecision::kBF16, {}};
+}
+
+}  // namespace
+
 InputRounding input_rounding(const StepContext& step,
                              std::initializer_list<const Weight*> readers) {
   InputRounding rounding{.precision = step.precision};
-  if (step.precision != ActivationPrecision::kInt8 || !step.stream.is_cpu()) return rounding;
+  if (step.precision != ActivationPrecision::kInt8) return rounding;
+  if (!step.stream.is_cpu()) return device_rounding(step, readers);
   rounding.scales = {.per_block = false};
   for (const Weight* reader : readers) {
     if (!reader->empty()) rounding.scales.add(*reader->format);

@@ -38,4 +38,28 @@ void RmsNorm::add_to(StepContext& step, const TensorView& x, const TensorView& r
   add_rms_norm(step.stream, x, weight_, epsilon_, residual);
 }
 
+PassedNorm::PassedNorm(StepContext& step, int64_t width) {
+  if (step.stream.is_cpu() || step.precision == ActivationPrecision::kF32 ||
+      step.product_observer != nullptr || width == 0 || step.num_tokens() == 0) {
+    return;
+  }
+  constexpr int64_t kMultiple = 64;
+  room_ = step.workspace.take(DType::kBF16,
+                              {step.num_tokens(), (width + kMultiple - 1) / kMultiple * kMultiple});
+}
+
+LinearInput PassedNorm::add_branch(StepContext& step, const ResidualBranch& branch,
+                                   const TensorView& x, const RmsNorm& norm,
+                                   std::initializer_list<const Weight*> readers) const {
+  InputNorm norms[] = {norm.as_input(input_rounding(step, readers))};
+  norms[0].room = room_;
+  LinearInput inputs[1];
+  if (norms[0].rounding.precision != ActivationPrecision::kBF16) {
+    braid::add_branch(step.stream, step.workspace, branch, x, {}, {});
+    return {};
+  }
+  braid::add_branch(step.stream, step.workspace, branch, x, norms, inputs);
+  return inputs[0];
+}
+
 }  // namespace braid

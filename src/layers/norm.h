@@ -32,7 +32,9 @@ class RmsNorm {
   LinearInput prepare(StepContext& step, const TensorView& x,
                       std::initializer_list<const Weight*> readers) const;
   // For add_branch(): this norm's result as the input of products.
-  InputNorm as_input(const InputRounding& rounding) const { return {weight_, epsilon_, rounding}; }
+  InputNorm as_input(const InputRounding& rounding) const {
+    return {weight_, epsilon_, rounding, {}};
+  }
   // This norm on a branch's way into the residual stream.
   ResidualBranch on_branch(const TensorView& y, float factor = 1) const {
     return {.y = y, .norm = weight_, .epsilon = epsilon_, .factor = factor};
@@ -45,6 +47,25 @@ class RmsNorm {
  private:
   Tensor weight_;
   float epsilon_ = 1e-6f;
+};
+
+// Where a device makes the sum at the end of a layer and the input of the next one in one pass:
+// room for that input which outlives a layer's scratch memory, in the step's workspace.
+class PassedNorm {
+ public:
+  // None.
+  PassedNorm() = default;
+  // For inputs [tokens, width]; none if the device has no such pass for this step, or width is 0.
+  PassedNorm(StepContext& step, int64_t width);
+  explicit operator bool() const { return room_.rank() == 2; }
+
+  // braid::add_branch() with one norm, whose result stays until it is made again. Without a result
+  // if the readers do not take bfloat16.
+  LinearInput add_branch(StepContext& step, const ResidualBranch& branch, const TensorView& x,
+                         const RmsNorm& norm, std::initializer_list<const Weight*> readers) const;
+
+ private:
+  TensorView room_;
 };
 
 }  // namespace braid

@@ -81,19 +81,12 @@ TensorView Gemma3::embed(StepContext& step) const {
 }
 
 void Gemma3::place(Placement& placement) {
-  placement.place(embedding_, head_, final_norm_, sliding_rope_, full_rope_);
-  for (Layer& layer : layers_) {
-    placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
-                    layer.post_mlp_norm, layer.output, layer.q_norm, layer.k_norm, layer.mlp);
-    placement.place_joined({&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
+  place_shared(placement);
+  for (int64_t i = 0; i < num_layers(); ++i) {
+    placement.begin_layer();
+    place_layer(i, placement);
   }
-}
-
-void Gemma3::rebind_layer(int64_t layer, const WeightMap& weights) {
-  WeightBinder binder(weights);
-  Layer bound = bind_layer(binder, layer);
-  binder.finish();
-  layers_[layer] = std::move(bound);
+  placement.end_layers();
 }
 
 void Gemma3::place_shared(Placement& placement) {
@@ -107,13 +100,22 @@ void Gemma3::place_layer(int64_t index, Placement& placement) {
   placement.place_joined({&layer.q.weight(), &layer.k.weight(), &layer.v.weight()});
 }
 
+void Gemma3::rebind_layer(int64_t layer, const WeightMap& weights) {
+  WeightBinder binder(weights);
+  Layer bound = bind_layer(binder, layer);
+  binder.finish();
+  layers_[layer] = std::move(bound);
+}
+
 TensorView Gemma3::forward(StepContext& step) const {
   const TensorView x = step.layers != nullptr ? step.layers->x : embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);
   const Rotary::Tables sliding = sliding_rope_.tables(step);
   const Rotary::Tables full = full_rope_.tables(step);
   for (int64_t i = step.first_layer(); i < step.end_layer(num_layers()); ++i) {
+    begin_layer(step, i);
     decoder_layer(step, i, config_.sliding[i] ? sliding : full, x);
+    end_layer(step, i);
     if (step.observer != nullptr) step.observer->layer_output(i, x);
   }
   return step.layers != nullptr ? TensorView() : logits(step, x);

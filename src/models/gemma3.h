@@ -29,9 +29,9 @@ class Gemma3 : public Model {
   const LoadReport& load_report() const override { return load_report_; }
   TensorView embed(StepContext& step) const override;
   void place(Placement& placement) override;
-  void rebind_layer(int64_t layer, const WeightMap& weights) override;
   void place_shared(Placement& placement) override;
   void place_layer(int64_t layer, Placement& placement) override;
+  void rebind_layer(int64_t layer, const WeightMap& weights) override;
   TensorView forward(StepContext& step) const override;
 
  private:

@@ -39,31 +39,12 @@ CacheLayout Gemma4::cache_layout() const {
 LayerInfo Gemma4::layer_info(int64_t layer) const { return layers_[layer].info; }
 
 void Gemma4::place(Placement& placement) {
-  placement.place(embedding_, head_, final_norm_, sliding_rope_, full_rope_, per_layer_embedding_,
-                  per_layer_projection_, per_layer_norm_);
-  for (Layer& layer : layers_) {
-    Attention& attention = layer.attention;
-    placement.place_joined({&attention.q.weight(), &attention.k.weight(), &attention.v.weight()});
-    placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
-                    layer.post_mlp_norm, layer.mlp, attention.output, attention.q_norm,
-                    attention.k_norm, attention.v_norm);
-    if (layer.moe) {
-      Moe& moe = *layer.moe;
-      placement.place(moe.post_mlp_norm, moe.pre_experts_norm, moe.post_experts_norm,
-                      moe.router_norm, moe.router, moe.experts);
-    }
-    if (layer.per_layer_input) {
-      PerLayerInput& injection = *layer.per_layer_input;
-      placement.place(injection.gate, injection.projection, injection.post_norm);
-    }
+  place_shared(placement);
+  for (int64_t i = 0; i < num_layers(); ++i) {
+    placement.begin_layer();
+    place_layer(i, placement);
   }
-}
-
-void Gemma4::rebind_layer(int64_t layer, const WeightMap& weights) {
-  WeightBinder binder(weights);
-  Layer bound = bind_layer(binder, layer);
-  binder.finish();
-  layers_[layer] = std::move(bound);
+  placement.end_layers();
 }
 
 void Gemma4::place_shared(Placement& placement) {
@@ -89,6 +70,13 @@ void Gemma4::place_layer(int64_t index, Placement& placement) {
   }
 }
 
+void Gemma4::rebind_layer(int64_t layer, const WeightMap& weights) {
+  WeightBinder binder(weights);
+  Layer bound = bind_layer(binder, layer);
+  binder.finish();
+  layers_[layer] = std::move(bound);
+}
+
 TensorView Gemma4::forward(StepContext& step) const {
   const TensorView x = step.layers != nullptr ? step.layers->x : embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);
@@ -98,8 +86,13 @@ TensorView Gemma4::forward(StepContext& step) const {
   if (config_.per_layer_width > 0) {
     shared.per_layer_inputs = per_layer_inputs(step, step.layers != nullptr ? embed(step) : x);
   }
-  for (int64_t i = step.first_layer(); i < step.end_layer(num_layers()); ++i) {
-    decoder_layer(step, i, shared, x);
+  const int64_t end = step.end_layer(num_layers());
+  const PassedNorm passed(step, config_.per_layer_width > 0 ? 0 : config_.hidden_size);
+  LinearInput input;
+  for (int64_t i = step.first_layer(); i < end; ++i) {
+    begin_layer(step, i);
+    decoder_layer(step, i, shared, x, i + 1 < end ? passed : PassedNorm(), input);
+    end_layer(step, i);
     if (step.observer != nullptr) step.observer->layer_output(i, x);
   }
   return step.layers != nullptr ? TensorView() : logits(step, x);
@@ -129,18 +122,29 @@ TensorView Gemma4::per_layer_inputs(StepContext& step, const TensorView& x) cons
   return context;
 }
 
-// x: [tokens, hidden], updated in place.
+// x: [tokens, hidden], updated in place. input: of this layer, if the one before has made it; then
+// of the next one.
 void Gemma4::decoder_layer(StepContext& step, int64_t index, const Shared& shared,
-                           const TensorView& x) const {
+                           const TensorView& x, const PassedNorm& passed,
+                           LinearInput& input) const {
   Workspace::Scope scope(step.workspace);
   const Layer& layer = layers_[index];
   const ResidualBranch attended =
-      layer.post_attention_norm.on_branch(attend_block(step, index, shared, x));
+      layer.post_attention_norm.on_branch(attend_block(step, index, shared, x, input));
   const TensorView h =
       layer.moe ? mlp_and_experts(step, layer, attended, x) : dense_mlp(step, layer, attended, x);
   // Nothing lies between the sum and the layer's factor, but for models with per-layer inputs.
   const float factor = layer.per_layer_input ? 1 : layer.scalar;
-  add_branch(step.stream, step.workspace, layer.post_mlp_norm.on_branch(h, factor), x, {}, {});
+  const ResidualBranch branch = layer.post_mlp_norm.on_branch(h, factor);
+  if (passed) {
+    const Layer& next = layers_[index + 1];
+    const Attention& reader = next.attention;
+    input = passed.add_branch(step, branch, x, next.input_norm,
+                              {&reader.q.weight(), &reader.k.weight(), &reader.v.weight()});
+  } else {
+    input = {};
+    add_branch(step.stream, step.workspace, branch, x, {}, {});
+  }
   if (layer.per_layer_input) {
     const int64_t width = config_.per_layer_width;
     inject_per_layer_input(step, *layer.per_layer_input,
@@ -150,16 +154,21 @@ void Gemma4::decoder_layer(StepContext& step, int64_t index, const Shared& share
 }
 
 TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& shared,
-                                const TensorView& x) const {
+                                const TensorView& x, const LinearInput& made) const {
   const LayerScope scope(step.stream, "attention");
   const Layer& layer = layers_[index];
   const Attention& attention = layer.attention;
   const Gemma4Config::Layer& shape = config_.layers[index];
   const int64_t tokens = step.num_tokens();
 
-  const LinearInput input = layer.input_norm.prepare(
-      step, x, {&attention.q.weight(), &attention.k.weight(), &attention.v.weight()});
-  auto [q, k, v] = run_all(step, input, {&attention.q, &attention.k, &attention.v});
+  const LinearInput input =
+      !made.x.empty()
+          ? made
+          : layer.input_norm.prepare(
+                step, x, {&attention.q.weight(), &attention.k.weight(), &attention.v.weight()});
+  // Attention leaves the memory idle.
+  const Weight* const after_heads[] = {&attention.output.weight(), &layer.mlp.up()};
+  auto [q, k, v] = run_all(step, input, {&attention.q, &attention.k, &attention.v}, after_heads);
   q = q.reshape({tokens, config_.num_heads, shape.head_dim});
   if (!shape.kv_donor) {
     const Shape kv_shape{tokens, shape.num_kv_heads, shape.head_dim};
@@ -168,11 +177,14 @@ TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& 
     v = shape.values_from_keys ? k : v.reshape(kv_shape);
   }
   const AttentionOptions options{.scale = 1, .window = shape.sliding ? config_.sliding_window : 0};
-  return attention.output.run(
-      step, attend_input(
-                step, index, {q, k, v}, {attention.q_norm, attention.k_norm, &attention.v_norm},
-                shape.sliding ? sliding_rope_ : full_rope_,
-                shape.sliding ? shared.sliding_rope : shared.full_rope, options, attention.output));
+  const LinearInput attended = attend_input(
+      step, index, {q, k, v}, {attention.q_norm, attention.k_norm, &attention.v_norm},
+      shape.sliding ? sliding_rope_ : full_rope_,
+      shape.sliding ? shared.sliding_rope : shared.full_rope, options, attention.output);
+  if (!layer.moe) return attention.output.run(step, attended);
+  // So does routing.
+  const Weight* const after_router[] = {&layer.mlp.gate(), &layer.mlp.down()};
+  return attention.output.run(step, attended, after_router);
 }
 
 // Adds the branch to x, and passes the norm of that on; the others do the same.

@@ -38,9 +38,9 @@ class Gemma4 : public Model {
   const LoadReport& load_report() const override { return load_report_; }
   TensorView embed(StepContext& step) const override;
   void place(Placement& placement) override;
-  void rebind_layer(int64_t layer, const WeightMap& weights) override;
   void place_shared(Placement& placement) override;
   void place_layer(int64_t layer, Placement& placement) override;
+  void rebind_layer(int64_t layer, const WeightMap& weights) override;
   TensorView forward(StepContext& step) const override;
 
  private:
@@ -79,10 +79,10 @@ class Gemma4 : public Model {
   void bind_moe(LayerBinder& bind, Moe& moe, LayerInfo& info) const;
 
   TensorView per_layer_inputs(StepContext& step, const TensorView& x) const;
-  void decoder_layer(StepContext& step, int64_t index, const Shared& shared,
-                     const TensorView& x) const;
+  void decoder_layer(StepContext& step, int64_t index, const Shared& shared, const TensorView& x,
+                     const PassedNorm& passed, LinearInput& input) const;
   TensorView attend_block(StepContext& step, int64_t index, const Shared& shared,
-                          const TensorView& x) const;
+                          const TensorView& x, const LinearInput& made) const;
   TensorView dense_mlp(StepContext& step, const Layer& layer, const ResidualBranch& attended,
                        const TensorView& x) const;
   TensorView mlp_and_experts(StepContext& step, const Layer& layer, const ResidualBranch& attended,

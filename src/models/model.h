@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "cache/cache_layout.h"
 #include "checkpoint/weight_map.h"
+#include "layers/layer_streamer.h"
 #include "layers/placement.h"
 #include "layers/step_context.h"
 #include "tensor/tensor_view.h"
@@ -60,20 +62,33 @@ class Model {
 
   // Moves all parameters to a device. Call before the model is used.
   virtual void place(Placement& placement) = 0;
+  // The same in parts: what no single layer has, and a layer. Layers that are bound anew are on the
+  // host again. Throws Error if the family cannot.
+  virtual void place_shared(Placement& placement);
+  virtual void place_layer(int64_t layer, Placement& placement);
+  // Of layers whose weights do not stay there.
+  void use_streamer(std::shared_ptr<LayerStreamer> streamer) { streamer_ = std::move(streamer); }
 
   // Binds a layer anew, to the tensors of `weights` (all that the layer has, by their canonical
   // names), say in another format. Not while a step runs. Throws Error as loading does, or if the
   // family cannot.
   virtual void rebind_layer(int64_t layer, const WeightMap& weights);
 
-  // place() in parts: what no single layer has, and a layer. One that is bound anew is on the host
-  // again. Throws Error if the family cannot.
-  virtual void place_shared(Placement& placement);
-  virtual void place_layer(int64_t layer, Placement& placement);
-
   // Runs the step's rows through all layers, writes their keys and values to the cache, and returns
   // float32 logits [step.logits_rows.size(), vocab_size], in the step's workspace.
   virtual TensorView forward(StepContext& step) const = 0;
+
+ protected:
+  // Families call these before and after each of their layers is queued.
+  void begin_layer(const StepContext& step, int64_t layer) const {
+    if (streamer_ != nullptr) streamer_->begin_layer(step, layer);
+  }
+  void end_layer(const StepContext& step, int64_t layer) const {
+    if (streamer_ != nullptr) streamer_->end_layer(step, layer);
+  }
+
+ private:
+  std::shared_ptr<LayerStreamer> streamer_;
 };
 
 }  // namespace braid

@@ -75,16 +75,13 @@ TensorView Qwen3Next::embed(StepContext& step) const {
 }
 
 void Qwen3Next::place(Placement& placement) {
-  placement.place(embedding_, head_, final_norm_, rotary_);
-  for (Qwen3NextLayer& layer : layers_) layer.place(placement);
+  place_shared(placement);
+  for (int64_t i = 0; i < num_layers(); ++i) {
+    placement.begin_layer();
+    place_layer(i, placement);
+  }
+  placement.end_layers();
   if (mtp_) mtp_->place(placement);
-}
-
-void Qwen3Next::rebind_layer(int64_t layer, const WeightMap& weights) {
-  WeightBinder binder(weights);
-  Qwen3NextLayer bound(config_, config_.layers[layer], binder, fmt::format("layers.{}.", layer));
-  binder.finish();
-  layers_[layer] = std::move(bound);
 }
 
 void Qwen3Next::place_shared(Placement& placement) {
@@ -95,12 +92,21 @@ void Qwen3Next::place_layer(int64_t layer, Placement& placement) {
   layers_[layer].place(placement);
 }
 
+void Qwen3Next::rebind_layer(int64_t layer, const WeightMap& weights) {
+  WeightBinder binder(weights);
+  Qwen3NextLayer bound(config_, config_.layers[layer], binder, fmt::format("layers.{}.", layer));
+  binder.finish();
+  layers_[layer] = std::move(bound);
+}
+
 TensorView Qwen3Next::forward(StepContext& step) const {
   const TensorView x = step.layers != nullptr ? step.layers->x : embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);
   const Rotary::Tables tables = rotary_.tables(step);
   for (int64_t i = step.first_layer(); i < step.end_layer(num_layers()); ++i) {
+    begin_layer(step, i);
     layers_[i].run(step, i, rotary_, tables, x);
+    end_layer(step, i);
     if (step.observer != nullptr) step.observer->layer_output(i, x);
   }
   return step.layers != nullptr ? TensorView() : logits(step, x);

@@ -33,9 +33,9 @@ class Qwen3Next : public Model {
   // is between chunks.
   int64_t prefill_alignment() const override;
   void place(Placement& placement) override;
-  void rebind_layer(int64_t layer, const WeightMap& weights) override;
   void place_shared(Placement& placement) override;
   void place_layer(int64_t layer, Placement& placement) override;
+  void rebind_layer(int64_t layer, const WeightMap& weights) override;
   TensorView forward(StepContext& step) const override;
 
  private:

@@ -7,6 +7,7 @@
 #include "quant/panels.h"
 #include "tensor/buffer.h"
 #include "tensor/cuda/copy_pieces.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
 namespace {
@@ -60,6 +61,30 @@ class SelectedRows : public PayloadMaker {
   std::vector<RowRange> ranges_;
 };
 
+// Matrices one behind the other, not all of which are there yet.
+class StackedMatrices : public PayloadMaker {
+ public:
+  explicit StackedMatrices(std::span<const Weight> matrices)
+      : matrices_(matrices.begin(), matrices.end()) {}
+
+  void make(std::byte* to, Device device) const override {
+    for (const Weight& matrix : matrices_) {
+      const auto bytes = static_cast<size_t>(matrix.size_bytes());
+      if (const auto maker = payload_maker(matrix)) {
+        maker->make(to, device);
+      } else if (device.is_cpu()) {
+        std::memcpy(to, matrix.data, bytes);
+      } else {
+        cuda::copy_to_device(to, matrix.data, bytes, device.index);
+      }
+      to += bytes;
+    }
+  }
+
+ private:
+  std::vector<Weight> matrices_;
+};
+
 }  // namespace
 
 Weight select_rows(const Weight& matrix, std::span<const RowRange> ranges) {
@@ -98,14 +123,20 @@ Weight select_rows(const Weight& matrix, std::span<const RowRange> ranges) {
 Weight stack_matrices(std::span<const Weight> matrices) {
   BRAID_CHECK(!matrices.empty(), "nothing to stack");
   const Weight& first = matrices.front();
-  std::byte* to = nullptr;
-  const Weight result = allocate(
-      *first.format, {static_cast<int64_t>(matrices.size()), first.rows(), first.cols()}, to);
+  const Shape shape{static_cast<int64_t>(matrices.size()), first.rows(), first.cols()};
+  bool all_there = true;
   for (const Weight& matrix : matrices) {
     BRAID_CHECK(matrix.format == first.format && matrix.shape == first.shape, "{} {} beside {} {}",
                 matrix.format->name, to_string(matrix.shape), first.format->name,
                 to_string(first.shape));
-    BRAID_CHECK(payload_maker(matrix) == nullptr, "a matrix that is not there yet in a stack");
+    all_there = all_there && payload_maker(matrix) == nullptr;
+  }
+  if (!all_there) {
+    return defer_weight(*first.format, shape, std::make_shared<StackedMatrices>(matrices));
+  }
+  std::byte* to = nullptr;
+  const Weight result = allocate(*first.format, shape, to);
+  for (const Weight& matrix : matrices) {
     const auto bytes = static_cast<size_t>(matrix.size_bytes());
     std::memcpy(to, matrix.data, bytes);
     to += bytes;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "quant/tile_layout.h"
+#include "quant/tiled_weight.h"
 
 namespace braid {
 namespace {
@@ -33,6 +34,17 @@ const QuantFormat* tile_format(const QuantFormat& format, int64_t cols) {
   bool fits = false;
   with_tile_format(format.id, [&](auto id) { fits = cols % TileLayout<id()>::kUnitCols == 0; });
   return fits ? &tile_formats().formats[static_cast<int>(format.id)] : nullptr;
+}
+
+Weight in_tile_layout(const Weight& rows) {
+  if (rows.shape.rank() < 2 || rows.rows() == 0) return rows;
+  const QuantFormat* format = tile_format(*rows.format, rows.cols());
+  Weight tiles = rows;
+  if (format == nullptr) return tiles;
+  tiles.format = format;
+  tiles.data = nullptr;
+  tiles.owner = nullptr;
+  return tiles;
 }
 
 bool in_tiles(const QuantFormat& format) {

@@ -25,6 +25,12 @@ struct TileLayoutOf {
   static constexpr int kUnitBytes = kCodeBytes + kGroups * kGroupBytes;
 };
 
+// Of what a warp takes of a panel at a time: about 2 KiB.
+template <typename Layout>
+constexpr int tile_piece_columns() {
+  return Layout::kBits == 4 ? 128 : 64;
+}
+
 template <FormatId>
 struct TileLayout;
 #define BRAID_TILE_LAYOUT(id, bits, group, scale, zeros) \

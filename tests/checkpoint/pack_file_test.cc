@@ -140,6 +140,38 @@ TEST(PackFile, FoldersKeepTheirFiles) {
   EXPECT_EQ(ModelFiles::open(out, false).weights().size(), 0u);
 }
 
+// For other devices than the CPU: only what is made of parts is made.
+TEST(PackFile, RowsHoldWhatPartsMake) {
+  for (const char* name : {"gemma3_w4a16", "qwen3_next_w8a8"}) {
+    SCOPED_TRACE(name);
+    const fs::path source = fs::path(BRAID_TEST_DATA) / "models" / name;
+    const TempFolder folder;
+    const fs::path out = folder.path() / "out";
+    ThreadPool pool({.num_threads = 2});
+    const ModelFiles before = ModelFiles::open(source);
+    const PackSize size = packed_size(before);
+    EXPECT_GT(size.num_made, 0);
+    EXPECT_EQ(pack_model(source, before, out, pool, {.layout = PackLayout::kRows}).num_panels, 0);
+    const ModelFiles after = ModelFiles::open(out);
+    EXPECT_TRUE(after.is_packed());
+    EXPECT_EQ(packed_size(after).num_made, 0);
+    EXPECT_EQ(after.weights().size(), before.weights().size());
+    for (const auto& [tensor_name, tensor] : before.weights().tensors()) {
+      const StoredTensor* packed = after.weights().find(tensor_name);
+      ASSERT_NE(packed, nullptr);
+      const Weight expected = tensor.payload();
+      EXPECT_FALSE(packed->convert);
+      ASSERT_EQ(packed->weight.format, expected.format) << tensor_name;
+      ASSERT_EQ(packed->weight.shape, expected.shape) << tensor_name;
+      if (expected.format == nullptr) continue;
+      EXPECT_EQ(std::memcmp(packed->weight.data, expected.data,
+                            static_cast<size_t>(expected.size_bytes())),
+                0)
+          << tensor_name;
+    }
+  }
+}
+
 TEST(PackFile, NothingIsOverwritten) {
   testing::FreshRandom random;
   const TempFolder folder;

@@ -10,6 +10,7 @@
 #include "base/mapped_file.h"
 #include "engine/loaded_model.h"
 #include "runner/runner.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
 namespace {
@@ -19,9 +20,13 @@ class KvTypesTest : public ::testing::TestWithParam<const char*> {
  protected:
   static constexpr int64_t kTokens = 384;
 
+  explicit KvTypesTest(Device device = {}) : device_(device) {}
+
   void SetUp() override {
     const std::string root = BRAID_DEMO_MODEL_FOLDER;
-    loaded_.emplace(LoadedModel::load(root + "/" + GetParam()));
+    LoadOptions options;
+    options.device = device_;
+    loaded_.emplace(LoadedModel::load(root + "/" + GetParam(), options));
     ids_ = loaded_->tokenizer().encode(read_file(root + "/heldout/heldout.txt"));
     ASSERT_GE(ids_.size(), size_t{2 * kTokens});
     ids_.resize(2 * kTokens);
@@ -31,12 +36,14 @@ class KvTypesTest : public ::testing::TestWithParam<const char*> {
   std::vector<float> logits(DType kv, int64_t chunk, int num_threads, bool with_mate) {
     const Model& model = loaded_->model();
     ThreadPool threads({.num_threads = num_threads});
-    Stream stream(threads);
-    CachePool pool(model.cache_layout(), {.kv_dtype = kv,
-                                          .max_tokens = 2 * kTokens,
-                                          .max_sequences = 2,
-                                          .max_sequence_tokens = kTokens,
-                                          .max_step_tokens = 2 * kTokens});
+    Stream stream(threads, device_);
+    CachePool pool(model.cache_layout(),
+                   {.kv_dtype = kv,
+                    .max_tokens = 2 * kTokens,
+                    .max_sequences = 2,
+                    .max_sequence_tokens = kTokens,
+                    .max_step_tokens = 2 * kTokens},
+                   device_);
     Runner runner(model, pool, stream, {.precision = ActivationPrecision::kF32});
     SequenceState own(pool), mate(pool);
     std::vector<float> all;
@@ -72,6 +79,7 @@ class KvTypesTest : public ::testing::TestWithParam<const char*> {
     return sum / (kTokens - 1);
   }
 
+  Device device_;
   std::optional<LoadedModel> loaded_;
   std::vector<int32_t> ids_;
 };
@@ -105,12 +113,38 @@ TEST_P(KvTypesTest, ChunksThreadsAndMatesDoNotChangeABit) {
   }
 }
 
+// The same costs on a CUDA device, in steps of many tokens and of one, which other kernels compute.
+// Bfloat16 and int8 are then multiplied on tensor cores, with queries and weights of bfloat16, too.
+class CudaKvTypesTest : public KvTypesTest {
+ protected:
+  CudaKvTypesTest()
+      : KvTypesTest(cuda::num_devices() > 0 ? Device{DeviceKind::kCuda, 0} : Device{}) {}
+  void SetUp() override {
+    if (device_.is_cpu()) GTEST_SKIP() << "no CUDA device here";
+    KvTypesTest::SetUp();
+  }
+};
+
+TEST_P(CudaKvTypesTest, SmallTypesCostLittle) {
+  const double exact = loss(logits(DType::kF32, kTokens, 2, false));
+  for (const int64_t chunk : {kTokens, int64_t{1}}) {
+    const std::vector<float> int8 = logits(DType::kI8, chunk, 2, true);
+    EXPECT_NE(int8, logits(DType::kBF16, chunk, 2, true));
+    EXPECT_NEAR(loss(int8), exact, 0.01) << "chunks of " << chunk;
+    RecordProperty("int8_" + std::to_string(chunk), std::to_string(loss(int8) - exact));
+  }
+}
+
+std::string name_of(const testing::TestParamInfo<const char*>& info) {
+  std::string name = info.param;
+  std::erase(name, '-');
+  return name;
+}
+
 INSTANTIATE_TEST_SUITE_P(Bundled, KvTypesTest, ::testing::Values("gemma4", "gemma4-dense"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::erase(name, '-');
-                           return name;
-                         });
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Bundled, CudaKvTypesTest,
+                         ::testing::Values("gemma4", "gemma4-dense", "qwen3next"), name_of);
 
 }  // namespace
 }  // namespace braid

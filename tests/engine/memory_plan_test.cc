@@ -9,6 +9,8 @@
 #include "engine/tiny_model.h"
 #include "runner/runner.h"
 #include "support/fresh_seed.h"
+#include "tensor/cuda/device_memory.h"
+#include "tensor/cuda/stream_memory.h"
 
 namespace braid {
 namespace {
@@ -122,8 +124,128 @@ TEST(MemoryPlan, AddsUpByKind) {
   EXPECT_EQ(plan.total(), 17);
 }
 
-TEST(MemoryPlan, OtherDevicesAreRefusedByName) {
-  EXPECT_THROW(device_memory({DeviceKind::kCuda, 0}, 1), Error);
+TEST(MemoryPlan, KnowsEveryTensorOfACache) {
+  testing::FreshRandom random;
+  for (const char* name : {"gemma3", "gemma4_e2b", "gemma4_moe", "qwen3_next"}) {
+    const LoadedModel loaded =
+        LoadedModel::load(testing::model_path(name).string(), {.with_tokenizer = false});
+    for (const DType kv : {DType::kF32, DType::kBF16, DType::kI8}) {
+      const int64_t sequences = random.integer(1, 5), tokens = random.integer(1, 3000);
+      const CachePlan plan =
+          plan_cache(loaded.model().cache_layout(), {.kv_dtype = kv,
+                                                     .max_tokens = sequences * tokens,
+                                                     .max_sequences = sequences,
+                                                     .max_sequence_tokens = tokens,
+                                                     .max_step_tokens = random.integer(8, 512),
+                                                     .max_logged_tokens = random.integer(0, 8)});
+      const CacheAllocations all = cache_allocations(plan);
+      int64_t sum = 0;
+      for (const auto* allocations : {&all.full, &all.window, &all.recurrent}) {
+        for (const int64_t bytes : *allocations) sum += bytes;
+      }
+      EXPECT_EQ(sum, plan.size_bytes()) << name;
+      EXPECT_EQ(all.recurrent.empty(), plan.recurrent_groups.empty()) << name;
+    }
+  }
+}
+
+// On a device the plan is made of allocations as they count there, without the device.
+TEST(MemoryPlan, OfADeviceAddsUpFootprints) {
+  testing::FreshRandom random;
+  const Device device{DeviceKind::kCuda, 0};
+  for (const char* name : {"gemma3_w4a16", "gemma4_moe", "qwen3_next_w8a8"}) {
+    SCOPED_TRACE(name);
+    const LoadedModel described =
+        LoadedModel::load(testing::model_path(name).string(),
+                          {.with_tokenizer = false, .device = device, .read_ahead = false});
+    const Model& model = described.model();
+    EXPECT_EQ(described.device(), device);
+    // Rows are filled up, small tensors widened to float32 and all of them to whole pieces.
+    const LoadReport& report = model.load_report();
+    EXPECT_GE(described.placed().bytes, report.weight_bytes);
+    EXPECT_LE(described.placed().bytes,
+              4 * report.weight_bytes + report.num_consumed * cuda::footprint(2 << 20));
+    const auto memory = device_memory(device, 1);
+    const int64_t sequences = random.integer(1, 6), context = random.integer(300, 4000);
+    const CacheOptions cache{.kv_dtype = DType::kBF16,
+                             .max_tokens = sequences * context,
+                             .max_sequences = sequences,
+                             .max_sequence_tokens = context,
+                             .max_step_tokens = 256};
+    const StepSize step{.tokens = 256,
+                        .logits_rows = sequences,
+                        .sequences = sequences,
+                        .precision = ActivationPrecision::kBF16};
+    MemoryPlan plan;
+    add_model(plan, "", model, {described.placed().bytes, described.placed().beside}, cache, step,
+              *memory);
+    const CachePlan caches = plan_cache(model.cache_layout(), cache);
+    EXPECT_GE(plan.bytes(MemoryKind::kCache), caches.size_bytes());
+    EXPECT_EQ(plan.bytes(MemoryKind::kWorkspace), memory->workspace_bytes(model, step));
+    EXPECT_GE(plan.bytes(MemoryKind::kWorkspace),
+              device_memory({}, 1)->workspace_bytes(model, {.tokens = 256, .logits_rows = 1}) -
+                  scratch_and_alignment(model, 1));
+    EXPECT_GE(plan.bytes(MemoryKind::kFixed), cuda::kStreamTableBytes + cuda::kStreamLibraryBytes);
+    // What loading takes beside the weights counts where it is more than all that follows.
+    MemoryPlan loading;
+    const int64_t later = plan.total() - described.placed().bytes;
+    add_model(loading, "", model, {described.placed().bytes, later + 12345}, cache, step, *memory);
+    EXPECT_EQ(loading.total(), plan.total() + 12345);
+  }
+}
+
+TEST(MemoryPlan, AsFewLayersAsNeedBeStayOnTheHost) {
+  testing::FreshRandom random;
+  for (int round = 0; round < 100; ++round) {
+    PlacementCount count;
+    const int64_t layers = random.integer(1, 20);
+    const int64_t shared = random.integer(0, 1 << 30);
+    count.bytes = shared;
+    for (int64_t i = 0; i < layers; ++i) {
+      const int64_t block = random.integer(1 << 20, 1 << 28);
+      count.layers.push_back({.bytes = cuda::footprint(block), .block = block});
+      count.bytes += count.layers.back().bytes;
+    }
+    EXPECT_TRUE(plan_offload(count, count.bytes)->layers_on_host.empty());
+    EXPECT_EQ(plan_offload(count, shared), std::nullopt);
+    const int64_t room = shared + random.integer(0, count.bytes - shared - 1);
+    const auto weights = plan_offload(count, room);
+    if (!weights) {
+      // All layers on the host, and even their slots do not fit.
+      int64_t largest = 0;
+      for (const PlacementCount::Layer& layer : count.layers) {
+        largest = std::max(largest, layer.block);
+      }
+      EXPECT_GT(shared + LayerStreamer::kSlots * cuda::footprint(largest), room);
+      continue;
+    }
+    EXPECT_LE(weights->bytes, room);
+    ASSERT_FALSE(weights->layers_on_host.empty());
+    int64_t bytes = count.bytes, host = 0, largest = 0, before = -1;
+    for (const int64_t layer : weights->layers_on_host) {
+      ASSERT_GT(layer, before);
+      ASSERT_LT(layer, layers);
+      before = layer;
+      bytes -= count.layers[static_cast<size_t>(layer)].bytes;
+      host += count.layers[static_cast<size_t>(layer)].block;
+      largest = std::max(largest, count.layers[static_cast<size_t>(layer)].block);
+    }
+    EXPECT_EQ(weights->bytes, bytes + LayerStreamer::kSlots * cuda::footprint(largest));
+    EXPECT_EQ(weights->host_bytes, host);
+  }
+}
+
+TEST(MemoryPlan, FootprintsAreWholePieces) {
+  testing::FreshRandom random;
+  EXPECT_EQ(cuda::footprint(0), 0);
+  EXPECT_EQ(cuda::footprint(1), 512);
+  EXPECT_EQ(cuda::footprint(1 << 20), 2 << 20);
+  for (int round = 0; round < 100; ++round) {
+    const int64_t bytes = random.integer(1, int64_t{1} << random.integer(1, 40));
+    EXPECT_GE(cuda::footprint(bytes), bytes);
+    EXPECT_LT(cuda::footprint(bytes), bytes + (2 << 20));
+    EXPECT_EQ(cuda::footprint(cuda::footprint(bytes)), cuda::footprint(bytes));
+  }
 }
 
 // A limit that is too small is an error of the step, not more memory.

@@ -76,6 +76,21 @@ TEST_P(DeferredWeights, SelectedRowsAreThoseOfTheWhole) {
   }
 }
 
+TEST_P(DeferredWeights, StacksMayHoldBothKinds) {
+  const uint64_t seed = testing::fresh_seed();
+  SCOPED_TRACE(seed);
+  const QuantFormat& format = quant_format(FormatId::kW4G128);
+  const auto matrix = [&](const char* name, bool fill) {
+    return make_dummy_weight(seed, name, {48, 256}, format, fill);
+  };
+  const std::vector<Weight> there = {matrix("a", true), matrix("b", true), matrix("c", true)};
+  const std::vector<Weight> mixed = {matrix("a", false), matrix("b", true), matrix("c", false)};
+  const Weight filled = stack_matrices(there), deferred = stack_matrices(mixed);
+  EXPECT_EQ(payload_maker(filled), nullptr);
+  ASSERT_EQ(deferred.shape, filled.shape);
+  EXPECT_EQ(made_on(deferred, device()), bytes_of(filled));
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, DeferredWeights,
                          ::testing::Values(DeviceKind::kCpu, DeviceKind::kCuda),
                          [](const auto& info) {

@@ -20,6 +20,8 @@ import time
 DECODE = ["--prompt", "0", "--generate", "32", "--depth", "256"]
 PREFILL = ["--generate", "0", "--prompt", "256"]
 
+JOB = ["--prompt", "0", "--generate", "0", "--batch-tokens", "2560", "--memory-budget", "10GiB"]
+
 # Name, shape, weights, arguments, {batch: (floor, best peer, goal)} in ms; 0: none.
 ROWS = [
     ("26B-A4B bf16 decode", "gemma4-26b-a4b", "bf16", DECODE,
@@ -34,6 +36,8 @@ ROWS = [
      {1: (1.72, 5.7, 2.4), 5: (1.80, 9.0, 0), 10: (1.90, 13.0, 3.0)}),
     ("12B W4A16 prefill 256 each", "gemma4-12b", "w4a16", PREFILL + ["--batch-tokens", "2560"],
      {10: (71.6, 353, 0)}),
+    ("12B W4A16 10 x (256 in, 32 out)", "gemma4-12b", "w4a16", JOB + ["--jobs", "10x256+32"],
+     {10: (130, 814, 250)}),
     ("80B-A3B W8A8 decode", "qwen3-next-80b-a3b", "w8a8", DECODE,
      {1: (0.91, 5.5, 2.2), 8: (3.3, 13.3, 5), 32: (9.7, 48.9, 13)}),
     ("80B-A3B W8A8 prefill 256 each", "qwen3-next-80b-a3b", "w8a8",
@@ -42,11 +46,12 @@ ROWS = [
 
 
 def run_row(arguments, name, shape, weights, options, batches, extra):
-    prefill = options is not DECODE
     command = [arguments.braid, "bench", os.path.join(arguments.shapes, shape), "--device", "cuda",
                "--load-format", "dummy", "--weights", weights, "--repetitions",
-               str(arguments.repetitions), "--json", *options, *extra,
-               "--prompt-batch" if prefill else "--batch", ",".join(map(str, batches))]
+               str(arguments.repetitions), "--json", *options, *extra]
+    if "--jobs" not in options:
+        command += ["--batch" if options is DECODE else "--prompt-batch",
+                    ",".join(map(str, batches))]
     started = time.time()
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if result.returncode:
@@ -55,7 +60,7 @@ def run_row(arguments, name, shape, weights, options, batches, extra):
     rows = []
     for row in bench["rows"]:
         floor, peer, goal = batches.get(row["batch"], (0, 0, 0))
-        steps = 1 if row["phase"] == "prefill" else row["tokens"] / row["batch"]
+        steps = row["tokens"] / row["batch"] if row["phase"] == "decode" else 1
         rows.append({"name": name, "batch": row["batch"], "phase": row["phase"],
                      "milliseconds": 1e3 * row["median_seconds"] / steps,
                      "spread": row["spread"], "share": row["share"], "bound": row["bound"],
@@ -76,18 +81,6 @@ def show(rows):
         name = row["name"] + (" " + " ".join(row["options"]) if row["options"] else "")
         print(f"{name:34} {row['batch']:5} {row['milliseconds']:8.2f} {number(row['floor'])} "
               f"{number(row['best_peer'])} {number(row['goal'])}  {ratio:7.2f}")
-
-
-def job_row(rows):
-    """The whole job of ten requests: their prompts at once, then 32 steps."""
-    found = {(row["name"], row["batch"]): row["milliseconds"] for row in rows if not row["options"]}
-    prefill = found.get(("12B W4A16 prefill 256 each", 10))
-    step = found.get(("12B W4A16 decode", 10))
-    if prefill is None or step is None:
-        return None
-    return {"name": "12B W4A16 10 x (256 in, 32 out)", "batch": 10, "phase": "job",
-            "milliseconds": prefill + 32 * step, "floor": 130, "best_peer": 814, "goal": 250,
-            "options": []}
 
 
 def main():
@@ -115,11 +108,6 @@ def main():
             with open(arguments.output + ".part", "w") as file:
                 json.dump({"rows": rows, "failures": failures}, file, indent=1)
             os.replace(arguments.output + ".part", arguments.output)
-    job = job_row(rows)
-    if job:
-        rows.append(job)
-        with open(arguments.output, "w") as file:
-            json.dump({"rows": rows, "failures": failures}, file, indent=1)
     show(rows)
     return 1 if failures else 0
 

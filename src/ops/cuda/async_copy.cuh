@@ -61,6 +61,17 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
       : "memory");
 #endif
 }
+// Of a map of chunks of columns.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row,
+                                         int chunk, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(chunk), "r"(barrier)
+      : "memory");
+#endif
+}
 // One that is read once: the second-level cache need not keep it.
 __device__ __forceinline__ void stream_box(uint32_t to, const CUtensorMap* map, int column, int row,
                                            uint32_t barrier) {
@@ -87,6 +98,24 @@ __device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, uint32
           "r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
+#endif
+}
+// The same, read once.
+__device__ __forceinline__ void stream_bytes(uint32_t to, const void* from, uint32_t bytes,
+                                             uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  constexpr uint64_t kEvictFirst = 0x12f0000000000000;
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(kEvictFirst)
+      : "memory");
+#endif
+}
+// To the second-level cache; bytes, addresses: multiples of 16.
+__device__ __forceinline__ void bring_to_cache(const void* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
 // Between ordinary stores, to global memory too, and the copy engine's reads of them.

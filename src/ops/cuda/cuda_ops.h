@@ -80,11 +80,16 @@ void gated_delta(Stream& stream, Workspace& workspace, const GatedDeltaInputs& i
                  const RecurrentLayer& layer, std::span<const RecurrentRows> sequences,
                  const GatedDeltaOptions& options, const TensorView& out);
 
-// Under kBF16. What has no elements does not come here.
+// Whether an input of so many columns becomes codes with one scale a token.
+bool takes_token_codes(Stream& stream, const InputRounding& rounding, int64_t cols);
+// Under kBF16 or kInt8. What has no elements does not come here.
 LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const TensorView& x,
-                                 const TensorView& weight, float epsilon);
+                                 const TensorView& weight, float epsilon,
+                                 const InputRounding& rounding);
 LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
-                                const TensorView& gate, const TensorView& up);
+                                const TensorView& gate, const TensorView& up,
+                                const InputRounding& rounding);
+// Inputs of bfloat16.
 void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
                 const TensorView& x, std::span<const InputNorm> norms,
                 std::span<LinearInput> inputs);
@@ -94,6 +99,8 @@ void combine_with_dense(Stream& stream, const TensorView& expert_outputs,
                         const TensorView& dense);
 LinearInput gather_packed_input(Stream& stream, Workspace& workspace, const LinearInput& x,
                                 const TensorView& rows);
+LinearInput gather_token_codes(Stream& stream, Workspace& workspace, const LinearInput& x,
+                               const TensorView& rows);
 // k, v: empty if there are only queries. False: not for heads of this size or alignment; then
 // nothing is done.
 bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, const TensorView& v,
@@ -103,10 +110,17 @@ bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, con
 std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
                                         const AttendHeadsCall& call, bool rounded);
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
+// The same of inputs of int8 codes: gate, up and activation of each call as one kernel, which finds
+// the inputs of experts by itself, then codes of the result and W_down.
+bool int8_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
+// A call with many tokens: gate, up and activation as one kernel that finds the pairs' inputs by
+// itself, then W_down. False: not for these formats and sizes; then nothing is done.
+bool wide_gated_mlp(Stream& stream, Workspace& workspace, const GatedMlpCall& call);
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
-                                 ActivationPrecision precision);
-void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y);
+                                 const InputRounding& rounding);
+void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
+            std::span<const Weight* const> next);
 void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& offsets,
                     const TensorView& y);
 

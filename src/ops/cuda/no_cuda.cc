@@ -1,5 +1,6 @@
 #include "base/error.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/token_ops.h"
 
 namespace braid::cuda {
 namespace {
@@ -32,6 +33,15 @@ void scale(Stream&, const TensorView&, float) { refuse(); }
 void softcap(Stream&, const TensorView&, float) { refuse(); }
 void gather_rows(Stream&, const TensorView&, const IndexList&, const TensorView&) { refuse(); }
 void scan_logits(Stream&, Workspace&, const TensorView&, const TensorView&) { refuse(); }
+void draw_tokens(Stream&, Workspace&, const TensorView&, std::span<const DrawRule>,
+                 const TensorView&) {
+  refuse();
+}
+void feed_tokens(Stream&, const TensorView&, const IndexList&, const TensorView&) { refuse(); }
+void spread_logits(Stream&, const TensorView&, const TensorView&, const TensorView&,
+                   const IndexList&, const TensorView&) {
+  refuse();
+}
 void embedding(Stream&, const Weight&, const IndexList&, float, const TensorView&) { refuse(); }
 void rope_tables(Stream&, const IndexList&, const TensorView&, const TensorView&,
                  const TensorView&) {
@@ -67,11 +77,13 @@ void gated_delta(Stream&, Workspace&, const GatedDeltaInputs&, const RecurrentLa
                  std::span<const RecurrentRows>, const GatedDeltaOptions&, const TensorView&) {
   refuse();
 }
-LinearInput prepare_normed_input(Stream&, Workspace&, const TensorView&, const TensorView&, float) {
+bool takes_token_codes(Stream&, const InputRounding&, int64_t) { refuse(); }
+LinearInput prepare_normed_input(Stream&, Workspace&, const TensorView&, const TensorView&, float,
+                                 const InputRounding&) {
   refuse();
 }
 LinearInput prepare_gated_input(Stream&, Workspace&, Activation, const TensorView&,
-                                const TensorView&) {
+                                const TensorView&, const InputRounding&) {
   refuse();
 }
 void add_branch(Stream&, Workspace&, const ResidualBranch&, const TensorView&,
@@ -85,6 +97,9 @@ void combine_with_dense(Stream&, const TensorView&, const ExpertGroups&, const T
 LinearInput gather_packed_input(Stream&, Workspace&, const LinearInput&, const TensorView&) {
   refuse();
 }
+LinearInput gather_token_codes(Stream&, Workspace&, const LinearInput&, const TensorView&) {
+  refuse();
+}
 bool prepare_heads(Stream&, const TensorView&, const TensorView&, const TensorView&,
                    const HeadOptions&, std::span<const SequenceRows>, const PagedKv&) {
   refuse();
@@ -93,10 +108,15 @@ std::optional<LinearInput> attend_heads(Stream&, Workspace&, const AttendHeadsCa
   refuse();
 }
 bool gated_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
-LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, ActivationPrecision) {
+bool int8_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
+bool wide_gated_mlp(Stream&, Workspace&, const GatedMlpCall&) { refuse(); }
+LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, const InputRounding&) {
   refuse();
 }
-void linear(Stream&, const Weight&, const LinearInput&, const TensorView&) { refuse(); }
+void linear(Stream&, const Weight&, const LinearInput&, const TensorView&,
+            std::span<const Weight* const>) {
+  refuse();
+}
 void grouped_linear(Stream&, const Weight&, const LinearInput&, const IndexList&,
                     const TensorView&) {
   refuse();

@@ -18,6 +18,11 @@ __device__ __forceinline__ void copy16_async(uint32_t to, const void* from, bool
                "r"(wanted ? 16 : 0)
                : "memory");
 }
+__device__ __forceinline__ void copy4_async(uint32_t to, const void* from, bool wanted) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(wanted ? 4 : 0)
+               : "memory");
+}
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -23,7 +23,7 @@ LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const Ten
       const double elements = static_cast<double>(x.num_elements());
       return OpWork{.activation_bytes = 6 * elements, .operations = 4 * elements};
     });
-    return cuda::prepare_normed_input(stream, workspace, x, weight, epsilon);
+    return cuda::prepare_normed_input(stream, workspace, x, weight, epsilon, rounding);
   }
   const TensorView y = workspace.take(DType::kF32, x.shape());
   rms_norm(stream, x, weight, epsilon, y);
@@ -40,7 +40,7 @@ LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation
       const double elements = static_cast<double>(gate.num_elements());
       return OpWork{.activation_bytes = 10 * elements, .operations = 12 * elements};
     });
-    return cuda::prepare_gated_input(stream, workspace, activation, gate, up);
+    return cuda::prepare_gated_input(stream, workspace, activation, gate, up, rounding);
   }
   activate_and_multiply(stream, activation, gate, up, gate);
   return prepare_linear_input(stream, workspace, gate, rounding);

@@ -65,8 +65,24 @@ void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& bran
       source[i] = first == i ? num_distinct : source[first];
       if (first == i) distinct[num_distinct++] = norms[i];
     }
-    cuda::add_branch(stream, workspace, branch, x, std::span(distinct).first(num_distinct),
-                     std::span(results).first(num_distinct));
+    // Codes need the largest of a row: they are made from the sum, after it.
+    const auto takes_codes = [&](const InputNorm& norm) {
+      return cuda::takes_token_codes(stream, norm.rounding, x.dim(1));
+    };
+    std::array<InputNorm, kMaxInputNorms> packed_norms;
+    std::array<LinearInput, kMaxInputNorms> packed;
+    size_t num_packed = 0;
+    for (size_t i = 0; i < num_distinct; ++i) {
+      if (!takes_codes(distinct[i])) packed_norms[num_packed++] = distinct[i];
+    }
+    cuda::add_branch(stream, workspace, branch, x, std::span(packed_norms).first(num_packed),
+                     std::span(packed).first(num_packed));
+    for (size_t i = 0, next = 0; i < num_distinct; ++i) {
+      results[i] = takes_codes(distinct[i])
+                       ? cuda::prepare_normed_input(stream, workspace, x, distinct[i].weight,
+                                                    distinct[i].epsilon, distinct[i].rounding)
+                       : packed[next++];
+    }
     for (size_t i = 0; i < norms.size(); ++i) inputs[i] = results[source[i]];
     return;
   }
@@ -116,6 +132,13 @@ LinearInput gather_input(Stream& stream, Workspace& workspace, const LinearInput
     return OpWork{.activation_bytes =
                       elements * (x.precision == ActivationPrecision::kInt8 ? 2.5 : 8)};
   });
+  if (!stream.is_cpu() && x.token_codes.rank() == 2 && count > 0) {
+    LinearInput sorted = cuda::gather_token_codes(stream, workspace, x, rows);
+    if (x.packed.rank() == 2) {
+      sorted.packed = cuda::gather_packed_input(stream, workspace, x, rows).packed;
+    }
+    return sorted;
+  }
   if (!stream.is_cpu() && x.packed.rank() == 2 && count > 0) {
     return cuda::gather_packed_input(stream, workspace, x, rows);
   }

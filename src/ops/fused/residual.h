@@ -22,6 +22,9 @@ struct InputNorm {
   TensorView weight;  // [width], or empty
   float epsilon = 1e-6f;
   InputRounding rounding;
+  // Where one pass on a CUDA device leaves the input, [tokens, width up to a multiple of 64] of
+  // bfloat16; empty: in the workspace.
+  TensorView room = {};
 };
 
 inline constexpr size_t kMaxInputNorms = 4;

@@ -41,6 +41,9 @@ struct GatedDeltaOptions {
   float epsilon = 1e-6f;  // of the L2 norms of q and k
   ValueHeadOrder order = ValueHeadOrder::kGrouped;
   GatedDeltaForm form = GatedDeltaForm::kAuto;
+  // Chunks may round what they multiply to bfloat16, where a device gains by it; sums, decays and
+  // the state stay float32.
+  bool rounded = false;
 };
 
 // The gated delta rule over each sequence's rows, from the state in its slot, which it updates (or,

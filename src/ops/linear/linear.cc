@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/fused/linear_ahead.h"
 #include "ops/linear/linear_kernels.h"
 #include "quant/group_format.h"
 #include "tensor/profiler.h"
@@ -47,9 +48,14 @@ const LinearKernels& kernels_of(const QuantFormat& format) {
   return simple ? BRAID_KERNELS(kSimpleBlockKernels) : BRAID_KERNELS(kKQuantKernels);
 }
 
+// Whether the input was rounded with the scales that the format's kernels need.
+bool has_codes(const LinearInput& x, const QuantFormat& format) {
+  return !format.plain() && (format.has_row_header() ? x.token_codes : x.codes).rank() == 2;
+}
+
 // Products of `tokens` rows with a matrix of w's size, of which `weight_bytes` are read.
 OpWork linear_work(const Weight& w, const LinearInput& x, int64_t tokens, double weight_bytes) {
-  const bool int8 = x.precision == ActivationPrecision::kInt8 && !w.format->plain();
+  const bool int8 = x.precision == ActivationPrecision::kInt8 && has_codes(x, *w.format);
   const double cols = static_cast<double>(w.cols()), rows = static_cast<double>(w.rows());
   return {.weight_bytes = weight_bytes,
           .activation_bytes = static_cast<double>(tokens) * ((int8 ? 1.25 : 4) * cols + 4 * rows),
@@ -57,11 +63,6 @@ OpWork linear_work(const Weight& w, const LinearInput& x, int64_t tokens, double
           .arithmetic = int8                   ? Arithmetic::kInt8
                         : x.packed.rank() == 2 ? Arithmetic::kBF16
                                                : Arithmetic::kF32};
-}
-
-// Whether the input was rounded with the scales that the format's kernels need.
-bool has_codes(const LinearInput& x, const QuantFormat& format) {
-  return (format.has_row_header() ? x.token_codes : x.codes).rank() == 2;
 }
 
 LinearKernel pick_kernel(const QuantFormat& format, const LinearInput& x) {
@@ -211,7 +212,9 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
         .activation_bytes = elements * (precision == ActivationPrecision::kInt8 ? 5.25 : 8),
         .operations = 4 * elements};
   });
-  if (!stream.is_cpu()) return cuda::prepare_linear_input(stream, workspace, x, precision);
+  if (!stream.is_cpu()) {
+    return cuda::prepare_linear_input(stream, workspace, x, {precision, int8_scales});
+  }
   LinearInput input;
   input.precision = precision;
   const bool spread =
@@ -247,13 +250,18 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
 }
 
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
-  BRAID_CHECK(w.shape.rank() == 2);
+  linear_ahead(stream, w, x, y, {});
+}
+
+void linear_ahead(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
+                  std::span<const Weight* const> next) {
+  BRAID_CHECK(w.shape.rank() == 2 && next.size() <= kMostAhead);
   check_arguments(w, x, y);
   const int64_t tokens = y.dim(0), rows = w.rows();
   if (tokens == 0 || rows == 0) return;
   const OpScope op(stream, "linear", w.format->name,
                    [&] { return linear_work(w, x, tokens, static_cast<double>(w.size_bytes())); });
-  if (!stream.is_cpu()) return cuda::linear(stream, w, x, y);
+  if (!stream.is_cpu()) return cuda::linear(stream, w, x, y, next);
   const LinearTask task = make_task(w, x, y);
   const LinearKernel kernel = pick_kernel(*w.format, x);
   const int64_t token_tiles = ceil_divide(tokens, kTileTokens);

@@ -17,12 +17,14 @@ namespace braid {
 //   kInt8  symmetric int8 with one float32 scale per 32 inputs, for block-quantised weights; with
 //          one per token for weights of one scale a row (w8c), whose products are then exact but
 //          for the scaling at the end. Weights of plain formats take kF32.
-//          On a CUDA device the same as kBF16.
+//          On a CUDA device weights of one scale a row take it from Hopper on, if they lie as
+//          tiles (quant/device_tiles.h); all else is as under kBF16.
 // An input x of a group of 32, or of a token, with largest magnitude m moves by at most
 // m / 254 · (1 + 2^-16); an output by Σ |w| times that.
 enum class ActivationPrecision { kF32, kBF16, kInt8 };
 
-// Which scales kInt8 prepares inputs with: those of the weights that will read them.
+// Which scales kInt8 prepares inputs with: those of the weights that will read them. On a CUDA
+// device per_block stands for all that do not read scales of tokens, which get bfloat16.
 struct Int8Scales {
   bool per_block = true;
   bool per_token = false;
@@ -53,7 +55,8 @@ struct LinearInput {
   TensorView codes;         // kInt8: int8 [tokens, cols], -127 to 127
   TensorView scales;        // kInt8: float32 [tokens, cols / 32]
   TensorView sums;          // kInt8: int32 [tokens, cols / 16], sums of codes
-  TensorView token_codes;   // kInt8 per token: int8 [tokens, cols], -127 to 127
+  TensorView token_codes;   // kInt8 per token: int8 [tokens, cols], -127 to 127 (on a CUDA device
+                            // as kernels read them)
   TensorView token_scales;  // kInt8 per token: float32 [tokens]
   TensorView token_packed;  // the codes as kernels read them
   TensorView packed;  // kBF16: bfloat16 [tokens, cols rounded up to even], where kernels multiply
@@ -63,7 +66,8 @@ struct LinearInput {
 // kInt8 needs cols to be a multiple of 32 and falls back to kF32 (printed once) otherwise. Under
 // kInt8 a group of 32 (or a token) with an infinity or NaN gets a scale that is not a number, and
 // one whose largest magnitude is below 2^-100 counts as zero. Weights whose scales were not asked
-// for, and weights of one scale a row that are wider than 65536, take kF32.
+// for, and weights of one scale a row that are wider than 65536 (on a CUDA device: 16384, and then
+// kBF16), take kF32.
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  ActivationPrecision precision, Int8Scales int8_scales = {});
 inline LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
@@ -75,7 +79,8 @@ inline LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, co
 // rows may be strided. Each output is summed in an order that depends on cols, format and precision
 // alone: not on tokens, threads or neighbours.
 //
-// On a CUDA device: under kBF16 the tensor cores multiply, and weights of other formats than
+// On a CUDA device: int8 products are exact but for the scaling at the end, and the CPU's to the
+// bit; under kBF16 the tensor cores multiply, and weights of other formats than
 // float32 are rounded to bfloat16 on the way; under kF32 all is float32. The order of a sum depends
 // on the format and the matrix's size as well, and with more tokens than the kernels for few take
 // (bfloat16: 8, or from Hopper on 32 if the columns are a multiple of 64; quantised rows 32, tiles

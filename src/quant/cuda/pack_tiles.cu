@@ -2,6 +2,7 @@
 
 #include "quant/cuda/pack_tiles.h"
 #include "quant/tile_layout.h"
+#include "quant/tiled_weight.h"
 #include "tensor/buffer.h"
 #include "tensor/cuda/cuda_check.h"
 
@@ -97,16 +98,14 @@ __global__ void pack(const uint8_t* rows, uint8_t* panels, int matrix_rows, int 
 }  // namespace
 
 Weight pack_tiles(const Weight& weight) {
-  const QuantFormat* format = tile_format(*weight.format, weight.cols());
-  if (format == nullptr || weight.shape.rank() < 2 || weight.rows() == 0) return weight;
-  Weight tiles = weight;
-  tiles.format = format;
+  Weight tiles = in_tile_layout(weight);
+  if (tiles.format == weight.format) return weight;
   const auto memory =
       std::make_shared<Buffer>(static_cast<size_t>(tiles.size_bytes()), weight.device);
   const int64_t matrices = weight.shape.num_elements() / (weight.rows() * weight.cols());
   const int matrix_panels = static_cast<int>((weight.rows() + kTileRows - 1) / kTileRows);
   BRAID_CUDA_CHECK(cudaSetDevice(weight.device.index));
-  with_tile_format(format->id, [&](auto id) {
+  with_tile_format(tiles.format->id, [&](auto id) {
     pack<id()><<<static_cast<unsigned>(matrices * matrix_panels), 256>>>(
         reinterpret_cast<const uint8_t*>(weight.data), reinterpret_cast<uint8_t*>(memory->data()),
         static_cast<int>(weight.rows()), matrix_panels, static_cast<int>(weight.cols()),

@@ -1,6 +1,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <vector>
 
@@ -11,6 +13,19 @@ namespace braid::cuda {
 namespace {
 
 std::atomic<int> managed_scopes{0};
+
+struct Counter {
+  std::atomic<int64_t> bytes{0}, peak{0};
+};
+std::array<Counter, 64> counters;  // by device
+
+void count(int64_t bytes, int device) noexcept {
+  if (device < 0 || device >= static_cast<int>(counters.size())) return;
+  Counter& counter = counters[device];
+  const int64_t now = counter.bytes += bytes;
+  int64_t peak = counter.peak;
+  while (now > peak && !counter.peak.compare_exchange_weak(peak, now)) continue;
+}
 
 void use_device(int device) {
   if (device < 0 || device >= num_devices()) no_such_device(device, num_devices());
@@ -65,9 +80,6 @@ size_t round_up(size_t size, size_t granularity) {
 
 class MappedMemory : public GrowingMemory {
  public:
-  // Fewer, larger pieces: mapping takes some hundred microseconds each.
-  static constexpr size_t kPieceBytes = size_t{64} << 20;
-
   MappedMemory(size_t size_bytes, int device) : device_(device) {
     use_device(device);
     BRAID_CUDA_CHECK(cudaFree(nullptr));  // makes the context
@@ -83,6 +95,7 @@ class MappedMemory : public GrowingMemory {
 
   ~MappedMemory() override {
     cudaSetDevice(device_);
+    count(-static_cast<int64_t>(committed_), device_);
     if (committed_ > 0) driver().unmap(address_, committed_);
     for (const CUmemGenericAllocationHandle piece : pieces_) driver().release(piece);
     driver().free(address_, reserved_);
@@ -100,6 +113,7 @@ class MappedMemory : public GrowingMemory {
       }
       CUmemGenericAllocationHandle handle{};
       BRAID_DRIVER_CHECK(driver().create(&handle, piece_, &properties_, 0));
+      count(static_cast<int64_t>(piece_), device_);
       pieces_.push_back(handle);
       BRAID_DRIVER_CHECK(driver().map(address_ + committed_, piece_, 0, handle, 0));
       const CUmemAccessDesc access{properties_.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -158,6 +172,7 @@ std::byte* allocate(size_t size_bytes, int device) {
   } else {
     BRAID_CUDA_CHECK(cudaMalloc(&data, size_bytes));
   }
+  count(footprint(static_cast<int64_t>(size_bytes)), device);
   BRAID_CUDA_CHECK(cudaMemset(data, 0, size_bytes));
   BRAID_CUDA_CHECK(cudaDeviceSynchronize());  // other streams may use it at once
   return static_cast<std::byte*>(data);
@@ -166,6 +181,28 @@ std::byte* allocate(size_t size_bytes, int device) {
 void release(std::byte* data, size_t size_bytes, int device) noexcept {
   cudaSetDevice(device);
   cudaFree(data);
+  count(-footprint(static_cast<int64_t>(size_bytes)), device);
+}
+
+MemoryUse memory_use(int device) {
+  if (device < 0 || device >= static_cast<int>(counters.size())) return {};
+  return {counters[device].bytes, counters[device].peak};
+}
+
+void reset_peak(int device) noexcept {
+  if (device < 0 || device >= static_cast<int>(counters.size())) return;
+  counters[device].peak = counters[device].bytes.load();
+}
+
+void count_allocation(int64_t size_bytes, int device) noexcept {
+  count(size_bytes < 0 ? -footprint(-size_bytes) : footprint(size_bytes), device);
+}
+
+DeviceRoom device_room(int device) {
+  use_device(device);
+  size_t free = 0, total = 0;
+  BRAID_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 
 std::unique_ptr<GrowingMemory> reserve(size_t size_bytes, int device) {

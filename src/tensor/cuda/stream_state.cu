@@ -10,6 +10,7 @@
 
 #include "tensor/cuda/cuda_check.h"
 #include "tensor/cuda/device_memory.h"
+#include "tensor/cuda/stream_memory.h"
 #include "tensor/cuda/stream_state.h"
 
 namespace braid::cuda {
@@ -17,20 +18,32 @@ namespace {
 
 constexpr size_t kTableBytes = size_t{16} << 20;
 constexpr size_t kTableAlignment = 256;
+constexpr size_t kStagings = 2;
 constexpr size_t kLibraryBytes = size_t{32} << 20;
+static_assert(kTableBytes == kStreamTableBytes && kLibraryBytes == kStreamLibraryBytes);
 
 size_t ceil_to(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
 class DeviceBytes {
  public:
-  explicit DeviceBytes(size_t size) { BRAID_CUDA_CHECK(cudaMalloc(&data_, size)); }
-  ~DeviceBytes() { cudaFree(data_); }
-  DeviceBytes(DeviceBytes&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  DeviceBytes(size_t size, int device) : size_(static_cast<int64_t>(size)), device_(device) {
+    BRAID_CUDA_CHECK(cudaMalloc(&data_, size));
+    count_allocation(size_, device_);
+  }
+  ~DeviceBytes() {
+    if (data_ == nullptr) return;
+    cudaFree(data_);
+    count_allocation(-size_, device_);
+  }
+  DeviceBytes(DeviceBytes&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(other.size_), device_(other.device_) {}
   DeviceBytes& operator=(DeviceBytes&&) = delete;
   std::byte* data() const { return data_; }
 
  private:
   std::byte* data_ = nullptr;
+  int64_t size_;
+  int device_;
 };
 
 class Graph : public Recording {
@@ -64,21 +77,27 @@ class DeviceStream : public StreamState {
     int major = 0;
     BRAID_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     overlaps_ = major >= 9;
-    BRAID_CUDA_CHECK(cudaMallocHost(&staging_, kTableBytes));
+    BRAID_CUDA_CHECK(cudaMallocHost(&staging_, kStagings * kTableBytes));
+    for (cudaEvent_t& event : copied_) {
+      BRAID_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    }
     BRAID_CUDA_CHECK(cudaMalloc(&tables_, kTableBytes));
     BRAID_CUDA_CHECK(cudaMalloc(&counters_, kNumCounters * sizeof(int32_t)));
     BRAID_CUDA_CHECK(cudaMemset(counters_, 0, kNumCounters * sizeof(int32_t)));
     BRAID_CUDA_CHECK(cudaDeviceSynchronize());
+    count_own(1);
   }
 
   ~DeviceStream() override {
     cudaSetDevice(device_);
     cudaStreamSynchronize(stream_);
+    count_own(-1);
     if (library_ != nullptr) cublasLtDestroy(library_);
     if (library_memory_ != nullptr) cudaFree(library_memory_);
     cudaFree(counters_);
     cudaFree(tables_);
     cudaFreeHost(staging_);
+    for (const cudaEvent_t event : copied_) cudaEventDestroy(event);
     cudaStreamDestroy(beside_);
     cudaStreamDestroy(stream_);
   }
@@ -137,7 +156,7 @@ class DeviceStream : public StreamState {
       }
       recycle();
     }
-    std::byte* const host = staging_ + used_;
+    std::byte* const host = staging_ + current_ * kTableBytes + used_;
     std::byte* const target = tables_ + used_;
     used_ += padded;
     layout_ = layout_ * 31 + padded;
@@ -150,7 +169,10 @@ class DeviceStream : public StreamState {
   int32_t* counters() override { return counters_; }
 
   std::span<std::byte> library_workspace() override {
-    if (library_memory_ == nullptr) BRAID_CUDA_CHECK(cudaMalloc(&library_memory_, kLibraryBytes));
+    if (library_memory_ == nullptr) {
+      BRAID_CUDA_CHECK(cudaMalloc(&library_memory_, kLibraryBytes));
+      count_allocation(kLibraryBytes, device_);
+    }
     return {library_memory_, kLibraryBytes};
   }
   void* matrix_library() override {
@@ -169,11 +191,20 @@ class DeviceStream : public StreamState {
     size_t bytes;
   };
 
+  // sign: 1 for what is there from the beginning, -1 for all that is there at the end.
+  void count_own(int64_t sign) const noexcept {
+    count_allocation(sign * static_cast<int64_t>(kTableBytes), device_);
+    count_allocation(sign * int64_t{kNumCounters * sizeof(int32_t)}, device_);
+    if (library_memory_ != nullptr) {
+      count_allocation(sign * static_cast<int64_t>(kLibraryBytes), device_);
+    }
+  }
+
   const void* constant_table(const void* key, size_t bytes,
                              const std::function<void(std::byte*)>& make) {
     std::vector<std::byte> host(bytes);
     make(host.data());
-    DeviceBytes copy(bytes);
+    DeviceBytes copy(bytes, device_);
     BRAID_CUDA_CHECK(
         cudaMemcpyAsync(copy.data(), host.data(), bytes, cudaMemcpyHostToDevice, beside_));
     BRAID_CUDA_CHECK(cudaStreamSynchronize(beside_));
@@ -182,9 +213,12 @@ class DeviceStream : public StreamState {
     return constants_.back().data();
   }
 
-  // Copies from the staging memory may still be under way.
+  // Copies from the staging memory may still be under way: it is used in turn with another. The
+  // tables on the device are written after the kernels in front have read them.
   void recycle() {
-    BRAID_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    BRAID_CUDA_CHECK(cudaEventRecord(copied_[current_], stream_));
+    current_ = (current_ + 1) % kStagings;
+    BRAID_CUDA_CHECK(cudaEventSynchronize(copied_[current_]));
     used_ = 0;
     layout_ = 0;
     known_.clear();
@@ -199,7 +233,9 @@ class DeviceStream : public StreamState {
   bool synchronous_ = false;
   bool in_step_ = false;
   bool recording_ = false;
-  std::byte* staging_ = nullptr;
+  std::byte* staging_ = nullptr;  // kStagings pieces of kTableBytes
+  size_t current_ = 0;
+  cudaEvent_t copied_[kStagings] = {};  // what was copied from the piece has been read
   std::byte* tables_ = nullptr;
   int32_t* counters_ = nullptr;
   size_t used_ = 0;

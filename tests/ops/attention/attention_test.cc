@@ -81,8 +81,8 @@ class Bed {
         free_(num_pages) {
     if (setup.dtype == DType::kI8) {
       const Shape scales{num_pages, setup.kv_heads, setup.page_tokens};
-      key_scales_ = Tensor(DType::kF32, scales);
-      value_scales_ = Tensor(DType::kF32, scales);
+      key_scales_ = Tensor(DType::kF32, scales, op_test_device);
+      value_scales_ = Tensor(DType::kF32, scales, op_test_device);
       poison(key_scales_);
       poison(value_scales_);
     } else {
@@ -196,16 +196,12 @@ constexpr double kBFloat16Roundoff = 0x1p-8;
 
 class AttentionTest : public OpTest {
  protected:
-  // CUDA devices have no kernels for int8.
-  DType random_dtype() {
-    return on_cuda() ? random.pick({DType::kF32, DType::kBF16})
-                     : random.pick({DType::kF32, DType::kBF16, DType::kI8});
-  }
+  DType random_dtype() { return random.pick({DType::kF32, DType::kBF16, DType::kI8}); }
 
   // CUDA computes these on its tensor cores: queries and weights are rounded to bfloat16, and which
   // products are summed in which order depends on how many rows a step has of the sequence.
   bool on_tensor_cores(const CacheSetup& setup) const {
-    return on_cuda() && setup.dtype == DType::kBF16 &&
+    return on_cuda() && setup.dtype != DType::kF32 &&
            (setup.head_dim == 64 || setup.head_dim == 128 || setup.head_dim == 256 ||
             setup.head_dim == 512);
   }
@@ -302,7 +298,6 @@ TEST_P(AttentionTest, MatchesReferenceOverMixedBatches) {
 
 TEST_P(AttentionTest, WideHeads) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
-    if (on_cuda() && dtype == DType::kI8) continue;  // has no kernels there
     const CacheSetup setup{
         .dtype = dtype, .kv_heads = 2, .group = 8, .head_dim = 512, .window = 40};
     const Text text = random_text(random, setup, 70);
@@ -316,7 +311,6 @@ TEST_P(AttentionTest, WideHeads) {
 // Lengths around the stretches that are merged.
 TEST_P(AttentionTest, LongSequences) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
-    if (on_cuda() && dtype == DType::kI8) continue;  // has no kernels there
     for (const int64_t window : {int64_t{0}, kSplitKeys, kSplitKeys + 1, int64_t{1500}}) {
       const CacheSetup setup{.dtype = dtype,
                              .kv_heads = 1,
@@ -484,15 +478,14 @@ TEST_P(AttentionTest, Rings) {
 
 // Codes and scales as defined, to the bit.
 TEST_P(AttentionTest, Int8RowsAreRoundedAsDefined) {
-  if (on_cuda()) GTEST_SKIP() << "CUDA devices have no kernels for int8";
   for (const int64_t head_dim : {8, 16, 24, 40, 64, 200, 256}) {
     const CacheSetup setup{
         .dtype = DType::kI8, .kv_heads = 2, .head_dim = head_dim, .page_tokens = 8};
     const int64_t count = 8;
     const Shape shape{1, setup.kv_heads, setup.page_tokens, head_dim};
-    Tensor keys(DType::kI8, shape), values(DType::kI8, shape);
-    Tensor key_scales(DType::kF32, {1, setup.kv_heads, setup.page_tokens});
-    Tensor value_scales(DType::kF32, key_scales.shape());
+    Tensor keys(DType::kI8, shape, device), values(DType::kI8, shape, device);
+    Tensor key_scales(DType::kF32, {1, setup.kv_heads, setup.page_tokens}, device);
+    Tensor value_scales(DType::kF32, key_scales.shape(), device);
     PaddedTensor k({count, setup.kv_heads, head_dim}, 3), v({count, setup.kv_heads, head_dim}, 1);
     k.fill_normal(random);
     v.fill_normal(random, 1e-3f);
@@ -537,7 +530,6 @@ TEST_P(AttentionTest, Int8RowsAreRoundedAsDefined) {
 
 // The distance from attention over the numbers as given is within the bound of paged_kv.h.
 TEST_P(AttentionTest, Int8ErrorIsWithinItsBound) {
-  if (on_cuda()) GTEST_SKIP() << "CUDA devices have no kernels for int8";
   for (int round = 0; round < 10; ++round) {
     CacheSetup setup = random_setup();
     setup.dtype = DType::kI8;
@@ -566,7 +558,13 @@ TEST_P(AttentionTest, Int8ErrorIsWithinItsBound) {
           value_error += exact.weights[j] *
                          reference::int8_error(text.written.value(key, kv_head), setup.head_dim);
         }
-        const double growth = std::exp(2 * score_error);
+        // Tensor cores: see expect_reference.
+        double weight_error = 0;
+        if (on_tensor_cores(setup)) {
+          score_error += 6 * kBFloat16Roundoff * exact.score_norm;
+          weight_error = 2 * kBFloat16Roundoff;
+        }
+        const double growth = std::exp(2 * score_error) * (1 + weight_error);
         // And a part in 10^4 for float32, see expect_reference.
         for (int64_t d = 0; d < setup.head_dim; ++d) {
           ASSERT_NEAR(bed.out(0)[at + d], exact.out[d],
@@ -615,7 +613,7 @@ TEST_P(AttentionTest, RejectsMisuse) {
 TEST_P(AttentionTest, HeadSizesOfModels) {
   for (const int64_t head_dim : {64, 128, 256, 512}) {
     for (const int64_t window : {0, 33, 200}) {
-      CacheSetup setup{.dtype = DType::kBF16,
+      CacheSetup setup{.dtype = random.pick({DType::kBF16, DType::kI8}),
                        .kv_heads = 2,
                        .group = random.pick<int64_t>({1, 2, 6, 8, 17}),
                        .head_dim = head_dim,
@@ -639,7 +637,7 @@ TEST_P(AttentionTest, HeadSizesOfModels) {
 // Long enough for several splits of several stretches of keys.
 TEST_P(AttentionTest, LongSequencesOfWideHeads) {
   for (const int64_t head_dim : {64, 256}) {
-    const CacheSetup setup{.dtype = DType::kBF16,
+    const CacheSetup setup{.dtype = random.pick({DType::kBF16, DType::kI8}),
                            .kv_heads = 1,
                            .group = 2,
                            .head_dim = head_dim,
@@ -661,7 +659,7 @@ TEST_P(AttentionTest, LongSequencesOfWideHeads) {
 // Whatever the kernel, who shares a step with a sequence does not matter.
 TEST_P(AttentionTest, MatesOfWideHeadsDoNotChangeABit) {
   for (const int64_t head_dim : {64, 128, 256, 512}) {
-    const CacheSetup setup{.dtype = DType::kBF16,
+    const CacheSetup setup{.dtype = random.pick({DType::kBF16, DType::kI8}),
                            .kv_heads = 2,
                            .group = random.pick<int64_t>({1, 4, 8}),
                            .head_dim = head_dim,
@@ -670,7 +668,7 @@ TEST_P(AttentionTest, MatesOfWideHeadsDoNotChangeABit) {
     SCOPED_TRACE(describe(setup));
     const Text text = random_text(random, setup, 230);
     Text mate = random_text(random, setup, 500);
-    for (std::vector<float>* values : {&mate.queries, &mate.kv.keys, &mate.kv.values}) {
+    for (std::vector<float>* values : {&mate.queries, &mate.written.keys, &mate.written.values}) {
       std::fill(values->begin(), values->end(), kNan);
     }
     const std::vector<int64_t> chunks = {7, 200, 1, 1, 1, 20};

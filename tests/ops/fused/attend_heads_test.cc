@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "ops/op_test.h"
@@ -14,6 +15,77 @@ struct Case {
   int64_t head_dim = 256, kv_heads = 2, group = 2, window = 0;
   std::vector<int64_t> positions;  // of the new rows
   bool stores = true, values_from_keys = false, rounded = false;
+  DType dtype = DType::kBF16;
+};
+
+// A store with random contents, and a copy of it.
+struct Stores {
+  Stores(DType dtype, const Shape& shape, Device device, Random& random) {
+    const Shape scale_shape{shape[0], shape[1], shape[2]};
+    for (Tensor* tensor : {&keys, &values, &other_keys, &other_values}) {
+      *tensor = Tensor(dtype, shape, device);
+    }
+    if (dtype == DType::kI8) {
+      for (Tensor* tensor : {&key_scales, &value_scales, &other_key_scales, &other_value_scales}) {
+        *tensor = Tensor(DType::kF32, scale_shape, device);
+      }
+    }
+    fill(keys, key_scales, random);
+    fill(values, value_scales, random);
+    copy(keys, other_keys);
+    copy(values, other_values);
+    if (dtype != DType::kI8) return;
+    copy(key_scales, other_key_scales);
+    copy(value_scales, other_value_scales);
+  }
+  PagedKv cache() const {
+    return {keys.view(), values.view(), key_scales.view(), value_scales.view()};
+  }
+  PagedKv other() const {
+    return {other_keys.view(), other_values.view(), other_key_scales.view(),
+            other_value_scales.view()};
+  }
+  bool are_equal() const {
+    const auto same = [](const Tensor& a, const Tensor& b) {
+      const int64_t bytes = a.shape().num_elements() * dtype_bytes(a.dtype());
+      return std::memcmp(a.view().raw(), b.view().raw(), bytes) == 0;
+    };
+    return same(keys, other_keys) && same(values, other_values) &&
+           (keys.dtype() != DType::kI8 ||
+            (same(key_scales, other_key_scales) && same(value_scales, other_value_scales)));
+  }
+  double largest_key() const { return largest(keys, key_scales); }
+  double largest_value() const { return largest(values, value_scales); }
+
+  Tensor keys, values, key_scales, value_scales;
+  Tensor other_keys, other_values, other_key_scales, other_value_scales;
+
+ private:
+  static void fill(Tensor& tensor, Tensor& scales, Random& random) {
+    if (tensor.dtype() == DType::kBF16) {
+      for (BFloat16& x : tensor.view().span<BFloat16>()) x = to_bfloat16(random.normal());
+      return;
+    }
+    for (int8_t& x : tensor.view().span<int8_t>()) {
+      x = static_cast<int8_t>(random.integer(-127, 127));
+    }
+    for (float& x : scales.view().span<float>()) x = random.uniform(0.005f, 0.03f);
+  }
+  static void copy(const Tensor& from, Tensor& to) {
+    std::memcpy(to.view().raw(), from.view().raw(),
+                from.shape().num_elements() * dtype_bytes(from.dtype()));
+  }
+  static double largest(const Tensor& tensor, const Tensor& scales) {
+    double largest = 0;
+    if (tensor.dtype() == DType::kBF16) {
+      for (const BFloat16 x : tensor.view().span<BFloat16>()) {
+        largest = std::max(largest, std::fabs(double{to_float(x)}));
+      }
+      return largest;
+    }
+    for (const float x : scales.view().span<float>()) largest = std::max(largest, 127.0 * x);
+    return largest;
+  }
 };
 
 class AttendHeadsTest : public OpTest {
@@ -27,15 +99,15 @@ class AttendHeadsTest : public OpTest {
   }
 
   // Against the ops in turn. Both round queries and weights to bfloat16 and have keys and values of
-  // the same bits. A score s = scale · Σ q k, summed in any order by tensor cores, is off by at
-  // most δ = 2 · dim · 2^-24 · scale · |q| |k|; a weight by a factor e^±2δ, and by 2^-9 for its
-  // rounding; the weights' sum is that of the rounded ones. So each of the two results is off by at
-  // most (2^-8 + 4δ + a few 2^-24) · max |v|.
+  // the same bits (int8: weights are rounded with the values' scales). A score s = scale · Σ q k,
+  // summed in any order by tensor cores, is off by at most δ = 2 · dim · 2^-24 · scale · |q| |k|; a
+  // weight by a factor e^±2δ, and by 2^-9 for its rounding; the weights' sum is that of the rounded
+  // ones. So each of the two results is off by at most (2^-8 + 4δ + a few 2^-24) · max |v|.
   void check(const Case& c) {
-    SCOPED_TRACE(fmt::format("head {}, {} KV heads, group {}, window {}, {}{}{}", c.head_dim,
-                             c.kv_heads, c.group, c.window, c.stores ? "" : "borrowed ",
-                             c.values_from_keys ? "values from keys " : "",
-                             c.rounded ? "rounded" : ""));
+    SCOPED_TRACE(
+        fmt::format("{}, head {}, {} KV heads, group {}, window {}, {}{}{}", dtype_name(c.dtype),
+                    c.head_dim, c.kv_heads, c.group, c.window, c.stores ? "" : "borrowed ",
+                    c.values_from_keys ? "values from keys " : "", c.rounded ? "rounded" : ""));
     Workspace::Scope scope(workspace);
     const auto tokens = static_cast<int64_t>(c.positions.size());
     const int64_t heads = c.kv_heads * c.group;
@@ -56,18 +128,8 @@ class AttendHeadsTest : public OpTest {
       for (int32_t& page : pages[i]) page = order[next++];
       sequences.push_back({static_cast<int64_t>(i), 1, c.positions[i], pages[i]});
     }
-    const Shape store{num_pages, c.kv_heads, kPageTokens, c.head_dim};
-    Tensor keys(DType::kBF16, store, device), values(DType::kBF16, store, device);
-    Tensor other_keys(DType::kBF16, store, device), other_values(DType::kBF16, store, device);
-    double largest_value = 0, largest_key = 0;
-    const auto fill = [&](Tensor& one, Tensor& other, double& largest) {
-      auto from = one.view().span<BFloat16>();
-      for (BFloat16& x : from) x = to_bfloat16(random.normal());
-      for (const BFloat16 x : from) largest = std::max(largest, std::fabs(double{to_float(x)}));
-      std::copy(from.begin(), from.end(), other.view().span<BFloat16>().begin());
-    };
-    fill(keys, other_keys, largest_key);
-    fill(values, other_values, largest_value);
+    const Stores stores(c.dtype, {num_pages, c.kv_heads, kPageTokens, c.head_dim}, device, random);
+    double largest_value = stores.largest_value(), largest_key = stores.largest_key();
 
     PaddedTensor q({tokens, heads, c.head_dim}, 4), k({tokens, c.kv_heads, c.head_dim}, 4);
     PaddedTensor v({tokens, c.kv_heads, c.head_dim}, 4);
@@ -99,8 +161,7 @@ class AttendHeadsTest : public OpTest {
     const AttentionOptions attention_options{
         .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.head_dim))),
         .window = c.window};
-    const PagedKv cache{keys.view(), values.view(), {}, {}};
-    const PagedKv other{other_keys.view(), other_values.view(), {}, {}};
+    const PagedKv cache = stores.cache(), other = stores.other();
     const TensorView none;
     const auto done = attend_heads(stream, workspace,
                                    {q.view(), c.stores ? k.view() : none,
@@ -119,16 +180,9 @@ class AttendHeadsTest : public OpTest {
     }
     PaddedTensor expected({tokens, heads, c.head_dim}, 0);
     attention(stream, workspace, other_q, other, sequences, attention_options, expected);
-    for (const auto& [one, two] : {std::pair{&keys, &other_keys}, {&values, &other_values}}) {
-      const auto a = one->view().span<BFloat16>(), b = two->view().span<BFloat16>();
-      ASSERT_TRUE(std::equal(a.begin(), a.end(), b.begin(), [](BFloat16 x, BFloat16 y) {
-        return std::bit_cast<uint16_t>(x) == std::bit_cast<uint16_t>(y);
-      })) << "the cache";
-      for (const BFloat16 x : b) {
-        double& largest = one == &keys ? largest_key : largest_value;
-        largest = std::max(largest, std::fabs(double{to_float(x)}));
-      }
-    }
+    ASSERT_TRUE(stores.are_equal()) << "the cache";
+    largest_key = std::max(largest_key, stores.largest_key());
+    largest_value = std::max(largest_value, stores.largest_value());
     // |q| after its norm and rotation: weights up to 1.5.
     const double root = std::sqrt(static_cast<double>(c.head_dim));
     const double q_length = 1.5 * root * 1.01, k_length = largest_key * root;
@@ -166,7 +220,8 @@ TEST_P(AttendHeadsTest, MatchTheOpsInTurn) {
              .positions = positions({0, 1, 31, 32, 63, 64, 65, 127, 200}),
              .stores = random.integer(0, 3) > 0,
              .values_from_keys = random.integer(0, 1) == 1,
-             .rounded = random.integer(0, 1) == 1});
+             .rounded = random.integer(0, 1) == 1,
+             .dtype = random.pick({DType::kBF16, DType::kI8})});
       if (HasFatalFailure()) return;
     }
   }
@@ -181,7 +236,8 @@ TEST_P(AttendHeadsTest, FewSequencesAreSplit) {
                .group = random.pick<int64_t>({2, 16}),
                .window = window,
                .positions = {position},
-               .rounded = true});
+               .rounded = true,
+               .dtype = random.pick({DType::kBF16, DType::kI8})});
         if (HasFatalFailure()) return;
       }
     }

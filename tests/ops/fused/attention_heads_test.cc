@@ -13,18 +13,23 @@ class AttentionHeadsTest : public OpTest {
   struct Cache {
     Cache(DType dtype, int64_t kv_heads, int64_t head_dim, Device device)
         : keys(dtype, {6, kv_heads, 8, head_dim}, device),
-          values(dtype, {6, kv_heads, 8, head_dim}, device) {}
-    PagedKv view() const { return {keys, values}; }
+          values(dtype, {6, kv_heads, 8, head_dim}, device),
+          key_scales(DType::kF32, {6, kv_heads, 8}, device),
+          value_scales(DType::kF32, {6, kv_heads, 8}, device) {}
+    PagedKv view() const {
+      if (keys.dtype() != DType::kI8) return {keys, values, {}, {}};
+      return {keys, values, key_scales, value_scales};
+    }
     std::vector<std::byte> bytes() const {
       std::vector<std::byte> all;
-      for (const Tensor* tensor : {&keys, &values}) {
+      for (const Tensor* tensor : {&keys, &values, &key_scales, &value_scales}) {
         const auto* data = static_cast<const std::byte*>(tensor->view().raw());
         all.insert(all.end(), data,
                    data + tensor->view().num_elements() * dtype_bytes(tensor->dtype()));
       }
       return all;
     }
-    Tensor keys, values;
+    Tensor keys, values, key_scales, value_scales;  // scales: zeros unless int8
   };
 
   Tensor random_weight(int64_t width) {
@@ -37,7 +42,7 @@ class AttentionHeadsTest : public OpTest {
 // Against the ops in turn, for head sizes with a kernel of their own and without.
 TEST_P(AttentionHeadsTest, AreNormedTurnedAndStored) {
   for (const int64_t head_dim : {16, 64, 96, 128, 256, 512}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       for (const bool values_from_keys : {false, true}) {
         Workspace::Scope scope(workspace);
         const int64_t kv_heads = random.integer(1, 3), heads = kv_heads * random.integer(1, 4);

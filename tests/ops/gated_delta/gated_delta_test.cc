@@ -133,6 +133,60 @@ TEST_P(GatedDeltaTest, FormsAgreeAtRealDimensions) {
   }
 }
 
+// Chunks whose factors are rounded to bfloat16: each of the products behind an output (K·S, A·D,
+// the inverses, Q·S, M·D, Kᵀ·D) errs by at most two roundings of 2⁻⁸ of its size, norm by norm.
+TEST_P(GatedDeltaTest, RoundedChunksAtRealDimensions) {
+  constexpr double kBound = 6 * 2 * 0x1p-8;
+  for (const int64_t n : {48, 63, 64, 65, 130, 256, 300}) {
+    const DeltaDims dims{.key_heads = random.integer(1, 2),
+                         .ratio = random.integer(1, 2),
+                         .key_dim = 128,
+                         .value_dim = 128,
+                         .order = random.pick({ValueHeadOrder::kGrouped, ValueHeadOrder::kTiled})};
+    for (const DeltaData data : {DeltaData::kModel, DeltaData::kParallel, DeltaData::kMixed}) {
+      const DeltaProblem p(dims, n + 3, data, random);
+      DeltaStore store(dims, 4, 0);
+      fill_state(store, 0);
+      fill_state(store, 1);
+      store.copy_slot(0, 2);
+      store.copy_slot(1, 3);
+      const PaddedTensor a = output(p), b = output(p);
+      const bool fresh = random.integer(0, 1) == 1;
+      // Beside a sequence of few rows, which is not rounded.
+      const auto run_both = [&](int32_t slot, GatedDeltaForm form, const PaddedTensor& out) {
+        const std::vector<RecurrentRows> rows = {
+            {.num_rows = 3, .slot = slot + 1},
+            {.first_row = 3, .num_rows = n, .slot = slot, .fresh = fresh}};
+        gated_delta(stream, workspace, p.inputs(), store.layer, rows,
+                    {.order = dims.order, .form = form, .rounded = true}, out);
+      };
+      run_both(0, GatedDeltaForm::kRecurrent, a);
+      run_both(2, GatedDeltaForm::kAuto, b);
+      const TensorView states = store.states;
+      EXPECT_EQ(store.state_bits(1), store.state_bits(3));
+      double error = 0, size = 0;
+      const auto add = [&](const float* x, const float* y, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+          error += (double{x[i]} - y[i]) * (double{x[i]} - y[i]);
+          size += double{x[i]} * x[i];
+        }
+      };
+      SCOPED_TRACE(testing::Message() << n << " tokens, data " << static_cast<int>(data));
+      add(states.row<float>(0), states.row<float>(2), states.row_stride());
+      const double state_error = std::sqrt(error / size);
+      EXPECT_LE(state_error, kBound);
+      error = size = 0;
+      for (int64_t t = 0; t < n + 3; ++t) add(a.row(t), b.row(t), a.row_elements());
+      EXPECT_LE(std::sqrt(error / size), kBound);
+      EXPECT_TRUE(b.gaps_untouched());
+      if (on_cuda()) {
+        std::printf("%ld tokens, data %d: state %.2e, outputs %.2e\n", static_cast<long>(n),
+                    static_cast<int>(data), state_error, std::sqrt(error / size));
+      }
+    }
+  }
+}
+
 // The recurrent form does not know where a call ends; chunks agree within the error model.
 TEST_P(GatedDeltaTest, AnySplit) {
   const DeltaDims dims = random_dims();

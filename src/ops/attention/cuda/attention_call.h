@@ -26,10 +26,11 @@ struct AttentionCall {
 // does not depend on its chunk nor on its batch mates, to the bit.
 void exact_attention(const AttentionCall& call);
 
-// Of bfloat16 stores with heads of 64, 128, 256 or 512: products of queries and keys, and of
-// weights and values, on the tensor cores, with queries and weights rounded to bfloat16 and sums
-// in float32. Rows of sequences with few of them share the reading of their keys by all heads of a
-// KV head, and split their keys among blocks; how is a matter of the sequence's own length.
+// Of bfloat16 and int8 stores with heads of 64, 128, 256 or 512: products of queries and keys, and
+// of weights and values, on the tensor cores, with queries and weights (int8: times the values'
+// scales) rounded to bfloat16 and sums in float32. Rows of sequences with few of them share the
+// reading of their keys by all heads of a KV head, and split their keys among blocks; how is a
+// matter of the sequence's own length.
 bool tiles_fit(const PagedKv& cache);
 void tile_attention(const AttentionCall& call);
 

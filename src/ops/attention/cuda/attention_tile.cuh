@@ -5,12 +5,29 @@
 // values its share of the head's elements. The weights pass through shared memory.
 
 #include "ops/attention/cuda/paged_store.cuh"
+#include "ops/cuda/int8.cuh"
 #include "ops/cuda/tensor_core.cuh"
 
 namespace braid::cuda {
 
-template <int kDim_, int kRowWarps_, int kColumnWarps_, int kKeys_>
+// What a tile keeps of a store of int8: codes until their thread expands them, and the scales of
+// this tile and the next. Bfloat16 is copied to where it is used.
+template <typename Stored, int kKeys, int kDim>
+struct StoredCodes {};
+template <int kKeys, int kDim>
+struct StoredCodes<int8_t, kKeys, kDim> {
+  alignas(16) int8_t keys[kKeys * kDim];
+  alignas(16) int8_t values[kKeys * kDim];
+  float key_scales[2][kKeys], value_scales[2][kKeys];
+};
+
+// Stored: bfloat16, or int8 whose codes are multiplied as bfloat16, which is exact; scores and
+// weights take the scales.
+template <int kDim_, int kRowWarps_, int kColumnWarps_, int kKeys_,
+          typename Stored_ = __nv_bfloat16>
 struct TileShape {
+  using Stored = Stored_;
+  static constexpr bool kScaled = sizeof(Stored) == 1;
   static constexpr int kDim = kDim_;
   static constexpr int kRowWarps = kRowWarps_;
   static constexpr int kColumnWarps = kColumnWarps_;
@@ -31,6 +48,7 @@ struct TileShape {
     __nv_bfloat16 weights[kQueries * kKeys];
     float exchange[kColumnWarps][kQueries];
     uint32_t offsets[2][kKeys];  // of a tile's keys in the store, in units of 8 elements
+    StoredCodes<Stored, kKeys, kDim> codes;
     bool last;
   };
 };
@@ -47,6 +65,8 @@ template <typename Shape>
 class AttentionTile {
  public:
   using Shared = typename Shape::Shared;
+  using Stored = typename Shape::Stored;
+  static constexpr bool kScaled = Shape::kScaled;
   static constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys, kThreads = Shape::kThreads;
   static constexpr int kColumnWarps = Shape::kColumnWarps;
 
@@ -117,15 +137,33 @@ class AttentionTile {
   __device__ void put_key(int start, uint32_t offset) {
     if (threadIdx.x < kKeys) shared_.offsets[start / kKeys % 2][threadIdx.x] = offset;
   }
-  // Each begins a copy of the keys or values of the tile's positions in [first, last) but the
-  // skipped one, which is to be committed.
-  __device__ void fetch_keys(const __nv_bfloat16* store, int start, int first = 0,
-                             int last = INT32_MAX, int skipped = -1) {
-    fetch(shared_.keys, store, start, first, last, skipped);
+  // Each begins a copy of the keys (and all scales) or values of the tile's positions in
+  // [first, last) but the skipped one, which is to be committed.
+  template <typename T>
+  __device__ void fetch_keys(const PagedRows<T>& keys, const PagedRows<T>& values, int start,
+                             int first = 0, int last = INT32_MAX, int skipped = -1) {
+    if constexpr (kScaled) {
+      fetch(shared_.codes.keys, keys.data, start, first, last, skipped);
+      fetch_scales(keys.scales, values.scales, start, first, last, skipped);
+    } else {
+      fetch(shared_.keys, keys.data, start, first, last, skipped);
+    }
   }
-  __device__ void fetch_values(const __nv_bfloat16* store, int start, int first = 0,
+  template <typename T>
+  __device__ void fetch_values(const PagedRows<T>& values, int start, int first = 0,
                                int last = INT32_MAX, int skipped = -1) {
-    fetch(shared_.values, store, start, first, last, skipped);
+    if constexpr (kScaled) {
+      fetch(shared_.codes.values, values.data, start, first, last, skipped);
+    } else {
+      fetch(shared_.values, values.data, start, first, last, skipped);
+    }
+  }
+  // Of int8, when this thread's copies are there: makes bfloat16 of what it has copied.
+  __device__ void expand_keys(int start, int skipped = -1) {
+    if constexpr (kScaled) expand(shared_.keys, shared_.codes.keys, skipped - start);
+  }
+  __device__ void expand_values(int start, int skipped = -1) {
+    if constexpr (kScaled) expand(shared_.values, shared_.codes.values, skipped - start);
   }
 
   // Scores of this warp's queries with its keys.
@@ -175,6 +213,7 @@ class AttentionTile {
   __device__ void scale_scores(float scale, int start, const VisibleKeys& visible,
                                const int (&begin)[2], const int (&end)[2]) {
     const bool all = start >= visible.all_begin && start + kKeys <= visible.all_end;
+    parity_ = start / kKeys % 2;
     float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int tile = 0; tile < Shape::kScoreTiles; ++tile) {
@@ -183,6 +222,7 @@ class AttentionTile {
       for (int i = 0; i < 4; ++i) {
         float& score = scores_[tile][i];
         score *= scale;
+        if constexpr (kScaled) score *= shared_.codes.key_scales[parity_][key - start + i % 2];
         const int position = key + i % 2;
         if (!all && (position < begin[i / 2] || position >= end[i / 2])) score = -INFINITY;
         top[i / 2] = fmaxf(top[i / 2], score);
@@ -223,10 +263,18 @@ class AttentionTile {
       const int key = column_warp() * Shape::kWarpKeys + tile * 8 + lane() % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const __nv_bfloat162 weights = __floats2bfloat162_rn(
-            exp2f(scores_[tile][2 * i] - used[i]), exp2f(scores_[tile][2 * i + 1] - used[i]));
-        // The sum of the rounded ones: then they are shares of 1.
-        sum[i] += __low2float(weights) + __high2float(weights);
+        const float one = exp2f(scores_[tile][2 * i] - used[i]);
+        const float other = exp2f(scores_[tile][2 * i + 1] - used[i]);
+        __nv_bfloat162 weights;
+        if constexpr (kScaled) {
+          const float* scales = &shared_.codes.value_scales[parity_][key];
+          sum[i] += one + other;
+          weights = __floats2bfloat162_rn(one * scales[0], other * scales[1]);
+        } else {
+          // The sum of the rounded ones: then they are shares of 1.
+          weights = __floats2bfloat162_rn(one, other);
+          sum[i] += __low2float(weights) + __high2float(weights);
+        }
         *reinterpret_cast<__nv_bfloat162*>(
             &shared_.weights[narrow_place(row() + 8 * i, key / 8) + key % 8]) = weights;
       }
@@ -276,32 +324,59 @@ class AttentionTile {
     return row * kKeys + (chunk ^ (kKeys == 64 ? row % 8 : row / 2 % 4)) * 8;
   }
 
+  // A thread copies 16 bytes of a row, of every kStep-th row.
+  static constexpr int kChunks = kDim * sizeof(Stored) / 16, kStep = kThreads / kChunks;
+  static_assert(kThreads % kChunks == 0 && kKeys % kStep == 0);
+  static constexpr uint32_t kElements = 16 / sizeof(Stored);
+
   // Not inlined: kernels that run for microseconds spend them on fetching their instructions.
   __device__ __noinline__ static void fetch(uint32_t to, const uint32_t* offsets,
-                                            const __nv_bfloat16* store, int first, int last,
-                                            int skipped) {
-    constexpr int kChunks = kDim / 8, kStep = kThreads / kChunks;
-    static_assert(kThreads % kChunks == 0 && kKeys % kStep == 0);
+                                            const Stored* store, int first, int last, int skipped) {
     const int chunk = threadIdx.x % kChunks;
-    store += chunk * 8;
+    store += chunk * kElements;
 #pragma unroll 4
     for (int key = threadIdx.x / kChunks; key < kKeys; key += kStep) {
       if (key < first || key >= last || key == skipped) continue;
       const uint32_t offset = offsets[key];
-      copy16_async(to + 2 * wide_place(key, chunk),
+      copy16_async(to + (kScaled ? key * kDim + 16 * chunk : 2 * wide_place(key, chunk)),
                    store + (offset != kNoKey ? static_cast<int64_t>(offset) * 8 : 0),
                    offset != kNoKey);
     }
   }
-  __device__ void fetch(__nv_bfloat16* to, const __nv_bfloat16* store, int start, int first,
-                        int last, int skipped) {
+  __device__ void fetch(Stored* to, const Stored* store, int start, int first, int last,
+                        int skipped) {
     fetch(shared_address(to), shared_.offsets[start / kKeys % 2], store, first - start,
           last - start, skipped - start);
+  }
+  __device__ void fetch_scales(const float* key_scales, const float* value_scales, int start,
+                               int first, int last, int skipped) {
+    const int key = threadIdx.x, parity = start / kKeys % 2;
+    const int position = start + key;
+    if (key >= kKeys || position < first || position >= last || position == skipped) return;
+    const uint32_t offset = shared_.offsets[parity][key];
+    const bool wanted = offset != kNoKey;
+    const uint32_t row = wanted ? offset / (kDim / 8) : 0;
+    copy4_async(shared_address(&shared_.codes.key_scales[parity][key]), key_scales + row, wanted);
+    copy4_async(shared_address(&shared_.codes.value_scales[parity][key]), value_scales + row,
+                wanted);
+  }
+  __device__ __noinline__ static void expand(__nv_bfloat16* to, const int8_t* codes, int skipped) {
+    const int chunk = threadIdx.x % kChunks;
+#pragma unroll 2
+    for (int key = threadIdx.x / kChunks; key < kKeys; key += kStep) {
+      if (key == skipped) continue;
+      const uint4 from = *reinterpret_cast<const uint4*>(&codes[key * kDim + 16 * chunk]);
+      const uint2 a = codes_to_bf16(from.x), b = codes_to_bf16(from.y);
+      const uint2 c = codes_to_bf16(from.z), d = codes_to_bf16(from.w);
+      *reinterpret_cast<uint4*>(&to[wide_place(key, 2 * chunk)]) = {a.x, a.y, b.x, b.y};
+      *reinterpret_cast<uint4*>(&to[wide_place(key, 2 * chunk + 1)]) = {c.x, c.y, d.x, d.y};
+    }
   }
 
   Shared& shared_;
   float scores_[Shape::kScoreTiles][4];
   float top_[2];
+  int parity_ = 0;  // of the tile that scores_ are of
 };
 
 }  // namespace braid::cuda

@@ -29,6 +29,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float weights[kQueries][kKeys];
   __shared__ float factors[kQueries], sums[kQueries];
   __shared__ int64_t offsets[kKeys];
+  __shared__ float key_scales[kKeys], value_scales[kKeys];  // of int8
+  constexpr bool kScaled = sizeof(T) == 1;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int head_dim = args.head_dim;
   const int parts = ceil_divide(args.group, kQueries);
@@ -62,6 +64,11 @@ __global__ void __launch_bounds__(kThreads)
           key >= first && key < last
               ? keys.offset(pages, sequence.num_pages, start + key) + keys.head_offset(kv_head)
               : 0;
+      if constexpr (kScaled) {
+        const bool seen = key >= first && key < last;
+        key_scales[key] = seen ? keys.scales[offsets[key] / head_dim] : 0;
+        value_scales[key] = seen ? values.scales[offsets[key] / head_dim] : 0;
+      }
     }
     __syncthreads();
     for (int key = max(first, warp * kWarpKeys); key < min(last, (warp + 1) * kWarpKeys); ++key) {
@@ -75,7 +82,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i < kQueries; ++i) {
         const float dot = warp_sum(dots[i]);
-        if (lane == 0) weights[i][key] = dot * args.scale;
+        if (lane != 0) continue;
+        weights[i][key] = dot * args.scale;
+        if constexpr (kScaled) weights[i][key] *= key_scales[key];
       }
     }
     __syncthreads();
@@ -88,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
       const float weight = expf(score - top);
       sum[i] = sum[i] * factor + warp_sum(weight);
       largest[i] = top;
-      weights[query][lane] = weight;
+      weights[query][lane] = kScaled ? weight * value_scales[lane] : weight;
       if (lane == 0) factors[query] = factor;
     }
     __syncthreads();
@@ -138,8 +147,9 @@ void run(const AttentionCall& call) {
   const dim3 grid(static_cast<unsigned>(call.table.num_rows),
                   static_cast<unsigned>(call.kv_heads() * ceil_divide(call.group(), kQueries)));
   launch(call.stream, exact_kernel<T, kDims>, grid, kThreads,
-         sizeof(float) * kQueries * call.head_dim(), args, PagedRows<const T>(call.cache.keys),
-         PagedRows<const T>(call.cache.values));
+         sizeof(float) * kQueries * call.head_dim(), args,
+         PagedRows<const T>(call.cache.keys, call.cache.key_scales),
+         PagedRows<const T>(call.cache.values, call.cache.value_scales));
 }
 
 template <typename T>
@@ -159,6 +169,8 @@ void run(const AttentionCall& call) {
 void exact_attention(const AttentionCall& call) {
   if (call.cache.keys.dtype() == DType::kF32) {
     run<float>(call);
+  } else if (call.cache.keys.dtype() == DType::kI8) {
+    run<int8_t>(call);
   } else {
     run<__nv_bfloat16>(call);
   }

@@ -4,6 +4,7 @@
 
 #include <bit>
 
+#include "base/check.h"
 #include "ops/attention/cuda/kv_table.h"
 #include "ops/cuda/launch.cuh"
 
@@ -16,13 +17,21 @@ struct PagedRows {
   int64_t page_stride;  // elements
   int page_shift;       // page_tokens = 1 << page_shift
   int head_dim;
+  float* scales;  // of rows, in their order in the store; of int8 only
 
   PagedRows() = default;
-  explicit PagedRows(const TensorView& view)
+  explicit PagedRows(const TensorView& view, const TensorView& row_scales = {})
       : data(static_cast<T*>(view.raw())),
         page_stride(view.row_stride()),
         page_shift(std::countr_zero(static_cast<uint64_t>(view.dim(2)))),
-        head_dim(static_cast<int>(view.dim(3))) {}
+        head_dim(static_cast<int>(view.dim(3))),
+        scales(nullptr) {
+    if (row_scales.rank() == 0) return;
+    const int64_t rows = view.dim(1) * view.dim(2);
+    BRAID_CHECK(view.row_stride() == rows * view.dim(3) && row_scales.row_stride() == rows,
+                "int8 keys or values whose pages are not one behind the other");
+    scales = row_scales.data<float>();
+  }
 
   // The element offset of the row of a position, in KV head 0.
   __device__ int64_t offset(const int32_t* pages, int num_pages, int position) const {

@@ -109,8 +109,8 @@ __device__ void merge_splits(const float* partials, const float2* statistics, in
 // Grid: tiles, KV heads, splits.
 template <typename Shape, bool kSplit, int kBlocks>
 __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
-    tile_kernel(TileArguments args, PagedRows<const __nv_bfloat16> keys,
-                PagedRows<const __nv_bfloat16> values) {
+    tile_kernel(TileArguments args, PagedRows<const typename Shape::Stored> keys,
+                PagedRows<const typename Shape::Stored> values) {
   constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(shared_bytes);
@@ -151,13 +151,13 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   };
   tile.put_key(begin, find_key(begin));
   __syncthreads();
-  tile.fetch_keys(keys.data, begin, 0, sequence.first_position);
-  tile.fetch_values(values.data, begin, 0, sequence.first_position);
+  tile.fetch_keys(keys, values, begin, 0, sequence.first_position);
+  tile.fetch_values(values, begin, 0, sequence.first_position);
   commit_copies();
   wait_for_inputs();
-  tile.fetch_keys(keys.data, begin, sequence.first_position);
+  tile.fetch_keys(keys, values, begin, sequence.first_position);
   commit_copies();
-  tile.fetch_values(values.data, begin, sequence.first_position);
+  tile.fetch_values(values, begin, sequence.first_position);
   commit_copies();
   tile.load_queries(num_queries, args.aligned,
                     [&](int query) { return element_of(args.q, query); });
@@ -174,20 +174,22 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     const int next = start + kKeys;
     const bool more = next < end;
     wait_for_copies<1>();
+    tile.expand_keys(start);
     __syncthreads();                                           // keys are there
     const uint32_t next_key = more ? find_key(next) : kNoKey;  // arrives meanwhile
     tile.multiply_keys();
     tile.scale_scores(args.scale, start, visible, row_begin, row_end);
     tile.put_key(next, next_key);
     __syncthreads();  // keys are done with
-    if (more) tile.fetch_keys(keys.data, next);
+    if (more) tile.fetch_keys(keys, values, next);
     commit_copies();
     tile.weigh();
     wait_for_copies<1>();
+    tile.expand_values(start);
     __syncthreads();  // values and weights are there
     tile.multiply_values();
     __syncthreads();  // values are done with
-    if (more) tile.fetch_values(values.data, next);
+    if (more) tile.fetch_values(values, next);
     commit_copies();
   }
   tile.finish();
@@ -311,40 +313,43 @@ void launch_tiles(const AttentionCall& call, const TileArguments& args, int num_
   launch(call.stream, kernel,
          dim3(static_cast<unsigned>(num_tiles), static_cast<unsigned>(call.kv_heads()),
               static_cast<unsigned>(splits)),
-         Shape::kThreads, kBytes, args, PagedRows<const __nv_bfloat16>(call.cache.keys),
-         PagedRows<const __nv_bfloat16>(call.cache.values));
+         Shape::kThreads, kBytes, args,
+         PagedRows<const typename Shape::Stored>(call.cache.keys, call.cache.key_scales),
+         PagedRows<const typename Shape::Stored>(call.cache.values, call.cache.value_scales));
 }
 
-template <int kDim>
+template <int kDim, typename Stored>
 struct Shapes;
-template <>
-struct Shapes<64> {
-  using Split = TileShape<64, 1, 4, 64>;
-  using Tile = TileShape<64, 4, 1, 64>;
+template <typename Stored>
+struct Shapes<64, Stored> {
+  using Split = TileShape<64, 1, 4, 64, Stored>;
+  using Tile = TileShape<64, 4, 1, 64, Stored>;
   static constexpr int kSplitBlocks = 4, kTileBlocks = 3;
 };
-template <>
-struct Shapes<128> {
-  using Split = TileShape<128, 1, 4, 64>;
-  using Tile = TileShape<128, 4, 1, 64>;
-  static constexpr int kSplitBlocks = 4, kTileBlocks = 2;
+template <typename Stored>
+struct Shapes<128, Stored> {
+  using Split = TileShape<128, 1, 4, 64, Stored>;
+  using Tile = TileShape<128, 4, 1, 64, Stored>;
+  static constexpr int kSplitBlocks = Split::kScaled ? 3 : 4, kTileBlocks = 2;
 };
-template <>
-struct Shapes<256> {
-  using Split = TileShape<256, 1, 4, 64>;
-  using Tile = TileShape<256, 4, 2, 64>;
+template <typename Stored>
+struct Shapes<256, Stored> {
+  // Codes take room, too.
+  static constexpr int kKeys = sizeof(Stored) == 1 ? 32 : 64;
+  using Split = TileShape<256, 1, 4, kKeys, Stored>;
+  using Tile = TileShape<256, 4, 2, kKeys, Stored>;
   static constexpr int kSplitBlocks = 3, kTileBlocks = 2;
 };
-template <>
-struct Shapes<512> {
-  using Split = TileShape<512, 1, 4, 32>;
-  using Tile = TileShape<512, 4, 4, 32>;
-  static constexpr int kSplitBlocks = 2, kTileBlocks = 1;
+template <typename Stored>
+struct Shapes<512, Stored> {
+  using Split = TileShape<512, 1, 4, 32, Stored>;
+  using Tile = TileShape<512, 4, 4, 32, Stored>;
+  static constexpr int kSplitBlocks = Split::kScaled ? 1 : 2, kTileBlocks = 1;
 };
 
-template <int kDim>
+template <int kDim, typename Stored>
 void run(const AttentionCall& call) {
-  using S = Shapes<kDim>;
+  using S = Shapes<kDim, Stored>;
   const TilePlan plan = plan_tiles(call);
   if (plan.num_split_tiles + plan.num_tiles == 0) return;
   const std::byte* tiles = upload_tiles(call, plan);
@@ -376,28 +381,37 @@ void run(const AttentionCall& call) {
   }
 }
 
+template <typename Stored>
+void run(const AttentionCall& call) {
+  switch (call.head_dim()) {
+    case 64:
+      return run<64, Stored>(call);
+    case 128:
+      return run<128, Stored>(call);
+    case 256:
+      return run<256, Stored>(call);
+    case 512:
+      return run<512, Stored>(call);
+    default:
+      BRAID_CHECK(false, "heads of {}", call.head_dim());
+  }
+}
+
 }  // namespace
 
 bool tiles_fit(const PagedKv& cache) {
   const int64_t dim = cache.head_dim();
-  return cache.keys.dtype() == DType::kBF16 &&
+  return (cache.keys.dtype() == DType::kBF16 || cache.keys.dtype() == DType::kI8) &&
          (dim == 64 || dim == 128 || dim == 256 || dim == 512) &&
          reinterpret_cast<uintptr_t>(cache.keys.raw()) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(cache.values.raw()) % 16 == 0;
 }
 
 void tile_attention(const AttentionCall& call) {
-  switch (call.head_dim()) {
-    case 64:
-      return run<64>(call);
-    case 128:
-      return run<128>(call);
-    case 256:
-      return run<256>(call);
-    case 512:
-      return run<512>(call);
-    default:
-      BRAID_CHECK(false, "heads of {}", call.head_dim());
+  if (call.cache.keys.dtype() == DType::kI8) {
+    run<int8_t>(call);
+  } else {
+    run<__nv_bfloat16>(call);
   }
 }
 

@@ -60,9 +60,10 @@ struct Shared {
   typename Shape::Shared tile;
   alignas(16) float scratch[Shape::kThreads / kWarp][kDim];
   alignas(16) __nv_bfloat16 new_key[kDim], new_value[kDim];
+  float new_scales[2];  // of the two, if they are int8
   // What the blocks of the cluster have made of this one's share of the elements.
-  float2 statistics[kMostSplits][kQueries];  // largest, sum
-  float sums[];                              // [splits][group][kDim / splits], at 16 bytes
+  alignas(16) float2 statistics[kMostSplits][kQueries];  // largest, sum
+  alignas(16) float sums[];                              // [splits][group][kDim / splits]
 };
 
 // Grid: splits (a cluster), KV heads, sequences. Each block prepares the queries, one of a cluster
@@ -70,8 +71,8 @@ struct Shared {
 // other's shared memory.
 template <typename Shape, int kBlocks>
 __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
-    attend_kernel(const __grid_constant__ Arguments args, PagedRows<__nv_bfloat16> keys,
-                  PagedRows<__nv_bfloat16> values) {
+    attend_kernel(const __grid_constant__ Arguments args, PagedRows<typename Shape::Stored> keys,
+                  PagedRows<typename Shape::Stored> values) {
   constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys, kThreads = Shape::kThreads;
   constexpr int kWarps = kThreads / kWarp, kChunks = kDim / 8;
   static_assert(Shape::kRowWarps == 1 && kWarps == 4);
@@ -101,10 +102,10 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   // All of a tile's keys or values but the new one.
   const int skipped = stores ? position : -1;
   const auto fetch_keys = [&](int start) {
-    tile.fetch_keys(keys.data, start, 0, INT32_MAX, skipped);
+    tile.fetch_keys(keys, values, start, 0, INT32_MAX, skipped);
   };
   const auto fetch_values = [&](int start) {
-    tile.fetch_values(values.data, start, 0, INT32_MAX, skipped);
+    tile.fetch_values(values, start, 0, INT32_MAX, skipped);
   };
 #pragma unroll 1
   for (int i = threadIdx.x; i < (kQueries - args.group) * kChunks; i += kThreads) {
@@ -156,6 +157,17 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     if (!is_value && !in_lane) {
       head.turn(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
     }
+    const int64_t at =
+        is_query ? 0 : keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
+    if constexpr (Shape::kScaled) {
+      if (!is_query) {
+        const float scale = head.to_codes();
+        if (lane == 0) {
+          shared.new_scales[is_value] = scale;
+          (is_value ? values : keys).scales[at / kDim] = scale;
+        }
+      }
+    }
     __nv_bfloat16* to = is_query   ? shared.tile.queries
                         : is_value ? shared.new_value
                                    : shared.new_key;
@@ -167,7 +179,6 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
       put(to + (is_query ? place : element), head.v[j]);
     }
     if (is_query) continue;
-    const int64_t at = keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
     head.store((is_value ? values.data : keys.data) + at, lane);
   }
   __syncthreads();
@@ -186,8 +197,15 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
           *reinterpret_cast<const uint4*>(&shared.new_key[threadIdx.x * 8]);
       *reinterpret_cast<uint4*>(&shared.tile.values[place]) =
           *reinterpret_cast<const uint4*>(&shared.new_value[threadIdx.x * 8]);
+      if constexpr (Shape::kScaled) {
+        auto& codes = shared.tile.codes;
+        const int parity = start / kKeys % 2;
+        codes.key_scales[parity][position - start] = shared.new_scales[0];
+        codes.value_scales[parity][position - start] = shared.new_scales[1];
+      }
     }
     wait_for_copies<1>();
+    tile.expand_keys(start, skipped);
     __syncthreads();  // keys are there
     const uint32_t next_key = more ? find_key(next) : kNoKey;
     tile.multiply_keys();
@@ -198,6 +216,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     commit_copies();
     tile.weigh();
     wait_for_copies<1>();
+    tile.expand_values(start, skipped);
     __syncthreads();  // values and weights are there
     tile.multiply_values();
     __syncthreads();  // values are done with
@@ -260,27 +279,10 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   }
 }
 
-template <int kDim>
-struct Shapes;
-template <>
-struct Shapes<64> {
-  using Tile = TileShape<64, 1, 4, 64>;
-  static constexpr int kBlocks = 4;
-};
-template <>
-struct Shapes<128> {
-  using Tile = TileShape<128, 1, 4, 64>;
-  static constexpr int kBlocks = 4;
-};
-template <>
-struct Shapes<256> {
-  using Tile = TileShape<256, 1, 4, 32>;
-  static constexpr int kBlocks = 4;
-};
-template <>
-struct Shapes<512> {
-  using Tile = TileShape<512, 1, 4, 32>;
-  static constexpr int kBlocks = 2;
+template <int kDim, typename Stored>
+struct Shapes {
+  using Tile = TileShape<kDim, 1, 4, kDim <= 128 ? 64 : 32, Stored>;
+  static constexpr int kBlocks = kDim <= 256 ? 4 : 2;
 };
 
 // How many clusters of each size that is a power of two run at once.
@@ -301,16 +303,16 @@ std::array<int, kMostSplits + 1> clusters_at_once(const void* kernel, int thread
   return counts;
 }
 
-template <int kDim>
+template <int kDim, typename Stored>
 bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall& call) {
-  using Tile = typename Shapes<kDim>::Tile;
+  using Tile = typename Shapes<kDim, Stored>::Tile;
   const int kv_heads = static_cast<int>(call.cache.num_kv_heads());
   const int sequences = static_cast<int>(call.sequences.size());
   // By what the tables hold, not by positions: a graph must do for longer texts, too.
   int64_t most_keys = int64_t{args.table.page_capacity} * call.cache.page_tokens();
   if (call.attention.window > 0) most_keys = std::min(most_keys, call.attention.window);
   const int tiles = static_cast<int>(ceil_divide<int64_t>(most_keys, Tile::kKeys)) + 1;
-  auto* kernel = attend_kernel<Tile, Shapes<kDim>::kBlocks>;
+  auto* kernel = attend_kernel<Tile, Shapes<kDim, Stored>::kBlocks>;
   const auto bytes_of = [](int group) {
     return sizeof(Shared<Tile>) + static_cast<size_t>(group) * kDim * sizeof(float);
   };
@@ -342,22 +344,23 @@ bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall&
   config.stream = stream.cuda().handle();
   config.attrs = attributes;
   config.numAttrs = 2;
-  BRAID_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args,
-                                      PagedRows<__nv_bfloat16>(call.cache.keys),
-                                      PagedRows<__nv_bfloat16>(call.cache.values)));
+  BRAID_CUDA_CHECK(cudaLaunchKernelEx(
+      &config, kernel, args, PagedRows<Stored>(call.cache.keys, call.cache.key_scales),
+      PagedRows<Stored>(call.cache.values, call.cache.value_scales)));
   return true;
 }
 
+template <typename Stored>
 bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall& call) {
   switch (call.q.dim(2)) {
     case 64:
-      return launch_attend<64>(stream, args, call);
+      return launch_attend<64, Stored>(stream, args, call);
     case 128:
-      return launch_attend<128>(stream, args, call);
+      return launch_attend<128, Stored>(stream, args, call);
     case 256:
-      return launch_attend<256>(stream, args, call);
+      return launch_attend<256, Stored>(stream, args, call);
     case 512:
-      return launch_attend<512>(stream, args, call);
+      return launch_attend<512, Stored>(stream, args, call);
     default:
       return false;
   }
@@ -404,7 +407,10 @@ std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
     result.x = workspace.take(DType::kF32, {tokens, width});
     args.out = rows_of<float>(result.x);
   }
-  if (!launch_attend(stream, args, call)) return std::nullopt;
+  const bool done = call.cache.keys.dtype() == DType::kI8
+                        ? launch_attend<int8_t>(stream, args, call)
+                        : launch_attend<__nv_bfloat16>(stream, args, call);
+  if (!done) return std::nullopt;
   stream.cuda().finish_op("attend_heads");
   return result;
 }

@@ -22,6 +22,16 @@ struct HeadArguments {
   KvTable table;
 };
 
+// In the row at `at` of a store.
+template <int kDim, typename T>
+__device__ void put_row(Head<kDim>& head, const PagedRows<T>& store, int64_t at, int lane) {
+  if constexpr (sizeof(T) == 1) {
+    const float scale = head.to_codes();
+    if (lane == 0) store.scales[at / kDim] = scale;
+  }
+  head.store(store.data + at, lane);
+}
+
 // A warp takes a query head, or a key head with its values.
 template <int kDim, typename T>
 __global__ void __launch_bounds__(kWarps* kWarp)
@@ -51,11 +61,11 @@ __global__ void __launch_bounds__(kWarps* kWarp)
       keys.offset(args.table.pages(sequence), sequence.num_pages, sequence.first_position + row);
   head.load(args.v[token] + kv_head * kDim, lane);
   if (args.normed_values) head.norm(nullptr, args.epsilon, lane);
-  head.store(values.data + at + values.head_offset(kv_head), lane);
+  put_row(head, values, at + values.head_offset(kv_head), lane);
   head.load(args.k[token] + kv_head * kDim, lane);
   head.norm(args.k_norm, args.epsilon, lane);
   head.turn(args.cos[token], args.sin[token], args.pairs, args.distance, scratch[warp], lane);
-  head.store(keys.data + at + keys.head_offset(kv_head), lane);
+  put_row(head, keys, at + keys.head_offset(kv_head), lane);
 }
 
 template <int kDim, typename T>
@@ -63,8 +73,8 @@ void launch_heads(Stream& stream, const HeadArguments& args, const PagedKv& cach
   const int64_t warps = args.num_queries + args.num_keys;
   PagedRows<T> keys{}, values{};
   if (args.num_keys > 0) {
-    keys = PagedRows<T>(cache.keys);
-    values = PagedRows<T>(cache.values);
+    keys = PagedRows<T>(cache.keys, cache.key_scales);
+    values = PagedRows<T>(cache.values, cache.value_scales);
   }
   launch(stream, heads_kernel<kDim, T>, static_cast<unsigned>(ceil_divide<int64_t>(warps, kWarps)),
          kWarps * kWarp, 0, args, keys, values);
@@ -106,7 +116,7 @@ bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, con
                      .heads = static_cast<int>(q.dim(1)),
                      .num_queries = q.dim(0) * q.dim(1)};
   bool aligned = rows_are_aligned(q);
-  bool wide = true;
+  DType stored = DType::kF32;
   if (!k.empty()) {
     args.k = rows_of<const float>(k);
     args.v = rows_of<const float>(v);
@@ -115,10 +125,14 @@ bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, con
     args.table = KvTable::upload(stream.cuda(), sequences);
     args.num_keys = int64_t{args.table.num_rows} * k.dim(1);
     aligned = aligned && rows_are_aligned(k, v);
-    wide = cache.keys.dtype() == DType::kF32;
+    stored = cache.keys.dtype();
   }
-  const bool done = aligned && (wide ? launch_heads<float>(stream, q.dim(2), args, cache)
-                                     : launch_heads<__nv_bfloat16>(stream, q.dim(2), args, cache));
+  const auto launch_for = [&](auto element) {
+    return launch_heads<decltype(element)>(stream, q.dim(2), args, cache);
+  };
+  const bool done = aligned && (stored == DType::kF32    ? launch_for(float())
+                                : stored == DType::kBF16 ? launch_for(__nv_bfloat16())
+                                                         : launch_for(int8_t()));
   if (done) stream.cuda().finish_op("prepare_heads");
   return done;
 }

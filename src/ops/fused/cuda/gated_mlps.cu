@@ -20,7 +20,7 @@ bool fits(Stream& stream, const GatedMlpCall& call) {
     if (w.empty()) return true;
     Products products = products_of(w, *call.x);
     if (&w == call.down) products.packed_stride = width;  // of inputs yet to come
-    return can_stream(stream, products);
+    return w.format == call.gate->format && can_stream(stream, products);
   };
   const int64_t rows = call.out.dim(0);
   return call.x->packed.rank() == 2 && width % kWidthMultiple == 0 && streams(*call.gate) &&
@@ -32,9 +32,9 @@ bool fits(Stream& stream, const GatedMlpCall& call) {
 
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls) {
   if (stream.cuda().deterministic()) return false;
-  StreamPlan plan{};
+  StreamPlan plan = stream_plan(products_of(*calls[0].gate, *calls[0].x));
   for (const GatedMlpCall& call : calls) {
-    if (!fits(stream, call)) return false;
+    if (!fits(stream, call) || call.gate->format != calls[0].gate->format) return false;
     const int rows = static_cast<int>(call.out.dim(0)), experts = experts_of(call);
     if (experts > 0) {
       plan.pairs = rows;
@@ -43,7 +43,7 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     } else {
       plan.tokens = rows;
     }
-    plan.token_tiles = std::max(plan.token_tiles, stream_token_tiles(rows, experts));
+    plan.token_tiles = std::max(plan.token_tiles, stream_token_tiles(plan, rows, experts));
   }
   plan.num_counters = 1;  // the first one counts blocks
   const int num_calls = static_cast<int>(calls.size());
@@ -57,33 +57,35 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     Products products = products_of(*call.gate, *call.x);
     products.experts = experts_of(call);
     products.rows = width;
-    const int matrices = std::max(products.experts, 1);
-    StreamPhase& first = plan.phases[i];
     // Many short units where there are many matrices; enough of them where there is one.
-    first =
-        stream_phase(plan, products, routed ? 8 : stream_row_warps(2 * width, products.cols), true);
+    const int row_warps_of_experts = plan.tiles ? 4 : 8;
+    StreamPhase& first = plan.phases[i];
+    first = stream_phase(
+        plan, products,
+        routed ? row_warps_of_experts : stream_row_warps(stream, products, 2 * width, true), true);
     const bool joined = call.up->empty();
-    const Weight& up = joined ? *call.gate : *call.up;
-    first.up = make_tensor_map(up.data, int64_t{first.expert_rows} * matrices, products.cols,
-                               products.cols, first.rows_a_unit());
-    first.up_row = joined ? width : 0;
+    Products up = products_of(joined ? *call.gate : *call.up, *call.x);
+    up.experts = products.experts;
+    set_up_rows(plan, first, up, joined ? width : 0);
     first.activation = call.activation;
     first.early = call.early;
     first.x_rows = routed ? call.groups->tokens.data<int32_t>() : nullptr;
     first.packed = activated.rows().data;
     first.out_stride = activated.rows().stride;
     first.counts = plan.num_counters;
-    plan.num_counters += plan.most_tiles(routed);
+    plan.num_counters += plan.most_tiles(routed) * stream_counters(width);
 
     products = products_of(*call.down, activated.input(call.out));
     products.experts = experts_of(call);
     StreamPhase& second = plan.phases[num_calls + i];
-    second =
-        stream_phase(plan, products, routed ? 8 : stream_row_warps(products.rows, width), false);
+    second = stream_phase(
+        plan, products,
+        routed ? row_warps_of_experts : stream_row_warps(stream, products, products.rows, false),
+        false);
     second.y = call.out.data<float>();
     second.out_stride = call.out.row_stride();
     second.awaits = first.counts;
-    second.awaited = first.units();
+    second.awaited_unit_rows = first.unit_rows;
   }
   if (plan.num_counters > StreamState::kNumCounters) return false;
   plan.counters = stream.cuda().counters();

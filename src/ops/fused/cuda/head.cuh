@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 
+#include "ops/cuda/int8.cuh"
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/norm/cuda/rms_norm.cuh"
 
@@ -13,6 +14,11 @@ __device__ __forceinline__ void put(float* to, float4 v) { *reinterpret_cast<flo
 __device__ __forceinline__ void put(__nv_bfloat16* to, float4 v) {
   __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
   *reinterpret_cast<uint2*>(to) = *reinterpret_cast<uint2*>(pairs);
+}
+
+// What are integers already.
+__device__ __forceinline__ void put(int8_t* to, float4 codes) {
+  *reinterpret_cast<uint32_t*>(to) = int8_codes(codes, 1);
 }
 
 // Read, normed, turned. Element 4·(32·j + lane) + n is v[j][n].
@@ -99,6 +105,21 @@ struct Head {
     }
     __syncwarp();
     load(scratch, lane);
+  }
+  // Makes codes of int8 of the elements; returns their scale.
+  __device__ float to_codes() {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) largest = max(largest, magnitude(v[j]));
+    const Int8Scale scale = int8_scale(warp_max(largest));
+    const auto code = [&](float x) {
+      return static_cast<float>(__float2int_rn(__fmul_rn(x, scale.inverse)));
+    };
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      v[j] = {code(v[j].x), code(v[j].y), code(v[j].z), code(v[j].w)};
+    }
+    return scale.scale;
   }
   template <typename T>
   __device__ void store(T* row, int lane) const {

@@ -23,6 +23,8 @@ struct PackedRows {
       : cols(cols),
         padded(ceil_divide<int64_t>(cols, kPackedColumns) * kPackedColumns),
         all(workspace.take(DType::kBF16, {rows, padded})) {}
+  // In `room` of that size.
+  PackedRows(const TensorView& room, int64_t cols) : cols(cols), padded(room.dim(1)), all(room) {}
 
   Rows<uint16_t> rows() const { return {static_cast<uint16_t*>(all.raw()), padded}; }
   // x: of the input's shape; not read by products.

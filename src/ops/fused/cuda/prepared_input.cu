@@ -2,6 +2,7 @@
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
+#include "ops/fused/cuda/token_inputs.h"
 #include "ops/norm/cuda/rms_norm.cuh"
 
 namespace braid::cuda {
@@ -74,7 +75,14 @@ void launch_normed(Stream& stream, const TensorView& x, const float* weight, flo
 }  // namespace
 
 LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const TensorView& x,
-                                 const TensorView& weight, float epsilon) {
+                                 const TensorView& weight, float epsilon,
+                                 const InputRounding& rounding) {
+  if (takes_token_codes(stream, rounding, x.dim(1))) {
+    const LinearInput input =
+        normed_token_codes(stream, workspace, x, weight, epsilon, rounding.scales.per_block);
+    stream.cuda().finish_op("prepare_normed_input");
+    return input;
+  }
   const PackedRows packed(workspace, x.dim(0), x.dim(1));
   const float* gains = weight.empty() ? nullptr : weight.data<float>();
   const bool aligned =
@@ -93,7 +101,14 @@ LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const Ten
 }
 
 LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
-                                const TensorView& gate, const TensorView& up) {
+                                const TensorView& gate, const TensorView& up,
+                                const InputRounding& rounding) {
+  if (takes_token_codes(stream, rounding, gate.dim(1))) {
+    const LinearInput input =
+        gated_token_codes(stream, workspace, activation, gate, up, rounding.scales.per_block);
+    stream.cuda().finish_op("prepare_gated_input");
+    return input;
+  }
   const PackedRows packed(workspace, gate.dim(0), gate.dim(1));
   const dim3 grid(static_cast<unsigned>(ceil_divide<int64_t>(packed.padded, 4 * kGatedThreads)),
                   static_cast<unsigned>(gate.dim(0)));

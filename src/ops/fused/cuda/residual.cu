@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
@@ -7,6 +9,9 @@ namespace braid::cuda {
 namespace {
 
 constexpr int kMostThreads = 512;  // of rows that take several vectors a thread
+// From here on blocks follow one another, so that smaller ones that share a multiprocessor keep the
+// memory busier.
+constexpr int kManyTokens = 256;
 constexpr int kMaxChoices = 64;
 constexpr int kGatherThreads = 128;
 
@@ -21,6 +26,34 @@ __device__ __forceinline__ float4 plus(float4 a, float4 b) {
   return {__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w)};
 }
 
+// Blocks of a multiprocessor, at least.
+constexpr int least_blocks(int vectors) { return vectors == 2 ? 3 : 1; }
+
+// The sum of squares of a row, for all threads. With two vectors a thread it is that of one vector
+// each of twice the threads, bit for bit.
+template <int kVectors>
+__device__ __forceinline__ float squares_of(const float4 (&v)[kVectors]) {
+  if constexpr (kVectors == 2) {
+    __shared__ float partial[kWarp];
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    const int num_warps = blockDim.x / kWarp;
+    const float first = warp_sum(sum_of_squares(v[0]));
+    const float second = warp_sum(sum_of_squares(v[1]));
+    __syncthreads();  // of an earlier call
+    if (lane == 0) {
+      partial[warp] = first;
+      partial[num_warps + warp] = second;
+    }
+    __syncthreads();
+    return warp_sum(lane < 2 * num_warps ? partial[lane] : 0);
+  } else {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) sum += sum_of_squares(v[j]);
+    return block_sum(sum);
+  }
+}
+
 struct BranchArguments {
   Rows<const float> y;
   const float* norm;
@@ -31,11 +64,12 @@ struct BranchArguments {
   const float* input_norms[kMaxInputNorms];
   float input_epsilons[kMaxInputNorms];
   Rows<uint16_t> inputs[kMaxInputNorms];
+  bool lets_next_start;
 };
 
 // A block takes a token, each thread kVectors · 4 elements of it in registers.
 template <bool kNormed, int kInputs, bool kAligned, int kVectors>
-__global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
+__global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads, least_blocks(kVectors))
     branch_kernel(const __grid_constant__ BranchArguments args) {
   const auto element = [](int j) { return 4 * (j * blockDim.x + threadIdx.x); };
   const auto weight = [&](const float* weights, int j) {
@@ -51,6 +85,7 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
       for (int n = 0; n < kInputs; ++n) input_w[n][j] = weight(args.input_norms[n], j);
     }
   }
+  if (args.lets_next_start) let_next_start();
   wait_for_inputs();
   float4 v[kVectors], y[kVectors];
 #pragma unroll
@@ -59,22 +94,17 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
     v[j] = load4<kAligned>(args.x[blockIdx.x], element(j), args.width);
   }
   if constexpr (kNormed) {
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) sum += sum_of_squares(y[j]);
-    const float scale = inverse_rms(block_sum(sum), args.width, args.epsilon);
+    const float scale = inverse_rms(squares_of(y), args.width, args.epsilon);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) y[j] = times(times(y[j], scale), w[j]);
   }
-  float sum = 0;
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
     v[j] = times(plus(v[j], y[j]), args.factor);
     store4<kAligned>(args.x[blockIdx.x], element(j), args.width, v[j]);
-    sum += sum_of_squares(v[j]);
   }
   if constexpr (kInputs > 0) {
-    sum = block_sum(sum);
+    const float sum = squares_of(v);
 #pragma unroll
     for (int n = 0; n < kInputs; ++n) {
       const float scale = inverse_rms(sum, args.width, args.input_epsilons[n]);
@@ -94,7 +124,9 @@ void launch_branch(Stream& stream, const BranchArguments& args, int64_t tokens) 
     const int threads = ceil_divide(ceil_divide(args.padded, 4 * vectors), kWarp) * kWarp;
     launch(stream, kernel, static_cast<unsigned>(tokens), threads, 0, args);
   };
-  if (args.padded <= 4096) {
+  if (kAligned && args.padded <= 4096 && tokens >= kManyTokens) {
+    run(branch_kernel<kNormed, kInputs, true, 2>, 2);
+  } else if (args.padded <= 4096) {
     run(branch_kernel<kNormed, kInputs, kAligned, 1>, 1);
   } else {
     run(branch_kernel<kNormed, kInputs, kAligned, 8>, 8);
@@ -110,11 +142,12 @@ struct CombineArguments {
   float epsilon;
   Rows<float> dense;
   int k, width;
+  bool lets_next_start;
 };
 
 // The sums are those of combine_experts and rms_norm.
 template <bool kAligned, int kVectors>
-__global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
+__global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads, kVectors == 2 ? 2 : 1)
     combine_kernel(const __grid_constant__ CombineArguments args) {
   __shared__ int sorted_places[kMaxChoices];
   __shared__ float sorted_weights[kMaxChoices];
@@ -125,9 +158,16 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
     dense_w[j] = load4<kAligned>(args.dense_norm, element(j), args.width);
     experts_w[j] = load4<kAligned>(args.experts_norm, element(j), args.width);
   }
+  if (args.lets_next_start) let_next_start();
   wait_for_inputs();
   const int64_t token = blockIdx.x;
   const int32_t* places = args.places + token * args.k;
+  float4 dense[kVectors], sum[kVectors];
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    dense[j] = load4<kAligned>(args.dense[token], element(j), args.width);
+    sum[j] = float4{};
+  }
   // Places ascend with the expert.
   for (int choice = threadIdx.x; choice < args.k; choice += blockDim.x) {
     const int own = places[choice];
@@ -137,23 +177,18 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
     sorted_weights[rank] = args.weights[token][choice];
   }
   __syncthreads();
-  float4 dense[kVectors], sum[kVectors];
-  float dense_squares = 0, squares = 0;
+#pragma unroll(kVectors == 8 ? 1 : 4)
+  for (int n = 0; n < args.k; ++n) {
+    const float* y = args.y[sorted_places[n]];
+    const float weight = sorted_weights[n];
 #pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    dense[j] = load4<kAligned>(args.dense[token], element(j), args.width);
-    dense_squares += sum_of_squares(dense[j]);
-    sum[j] = float4{};
-#pragma unroll 4
-    for (int n = 0; n < args.k; ++n) {
-      const float4 term = times(load4<kAligned>(args.y[sorted_places[n]], element(j), args.width),
-                                sorted_weights[n]);
+    for (int j = 0; j < kVectors; ++j) {
+      const float4 term = times(load4<kAligned>(y, element(j), args.width), weight);
       sum[j] = n == 0 ? term : plus(sum[j], term);
     }
-    squares += sum_of_squares(sum[j]);
   }
-  const float dense_scale = inverse_rms(block_sum(dense_squares), args.width, args.epsilon);
-  const float scale = inverse_rms(block_sum(squares), args.width, args.epsilon);
+  const float dense_scale = inverse_rms(squares_of(dense), args.width, args.epsilon);
+  const float scale = inverse_rms(squares_of(sum), args.width, args.epsilon);
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
     store4<kAligned>(args.dense[token], element(j), args.width,
@@ -169,6 +204,13 @@ __global__ void __launch_bounds__(kGatherThreads)
   if (i >= padded) return;
   *reinterpret_cast<uint4*>(to[blockIdx.y] + i) =
       *reinterpret_cast<const uint4*>(from[rows[blockIdx.y]] + i);
+}
+
+// With many blocks the ones that wait would keep others from the multiprocessors.
+bool lets_next_start(const TensorView& rows) {
+  static const bool off = std::getenv("BRAID_LATE") != nullptr;
+  constexpr int64_t kFewTokens = 32;
+  return !off && rows.dim(0) <= kFewTokens;
 }
 
 bool aligned_weights(const TensorView& view) {
@@ -188,11 +230,14 @@ void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& bran
       .factor = branch.factor,
       .x = rows_of<float>(x),
       .width = static_cast<int>(width),
-      .padded = static_cast<int>(ceil_divide<int64_t>(width, kPackedColumns) * kPackedColumns)};
+      .padded = static_cast<int>(ceil_divide<int64_t>(width, kPackedColumns) * kPackedColumns),
+      .lets_next_start = lets_next_start(x)};
   BRAID_CHECK(args.padded <= 8 * 4 * kMostThreads, "a norm of rows of {}", width);
   bool aligned = rows_are_aligned(branch.y, x) && aligned_weights(branch.norm);
   for (size_t i = 0; i < norms.size(); ++i) {
-    const PackedRows packed(workspace, x.dim(0), width);
+    const PackedRows packed = norms[i].room.empty() ? PackedRows(workspace, x.dim(0), width)
+                                                    : PackedRows(norms[i].room, width);
+    BRAID_CHECK(packed.padded == args.padded, "room for rows of {}", packed.padded);
     args.input_norms[i] = norms[i].weight.empty() ? nullptr : norms[i].weight.data<float>();
     args.input_epsilons[i] = norms[i].epsilon;
     args.inputs[i] = packed.rows();
@@ -237,7 +282,8 @@ void combine_with_dense(Stream& stream, const TensorView& expert_outputs,
                               .epsilon = norms.epsilon,
                               .dense = rows_of<float>(dense),
                               .k = static_cast<int>(experts.dim(1)),
-                              .width = static_cast<int>(dense.dim(1))};
+                              .width = static_cast<int>(dense.dim(1)),
+                              .lets_next_start = lets_next_start(dense)};
   BRAID_CHECK(args.k <= kMaxChoices && args.width <= 8 * 4 * kMostThreads,
               "{} experts a token, rows of {}", args.k, args.width);
   const bool aligned = rows_are_aligned(expert_outputs, dense) &&
@@ -248,7 +294,9 @@ void combine_with_dense(Stream& stream, const TensorView& expert_outputs,
       const int threads = ceil_divide(ceil_divide(args.width, 4 * vectors), kWarp) * kWarp;
       launch(stream, kernel, static_cast<unsigned>(dense.dim(0)), threads, 0, args);
     };
-    if (args.width <= 4096) {
+    if (kAligned && args.width <= 4096 && dense.dim(0) >= kManyTokens) {
+      run(combine_kernel<true, 2>, 2);
+    } else if (args.width <= 4096) {
       run(combine_kernel<kAligned, 1>, 1);
     } else {
       run(combine_kernel<kAligned, 8>, 8);

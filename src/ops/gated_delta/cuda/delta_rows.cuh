@@ -21,6 +21,7 @@ struct DeltaArguments {
   int key_heads, key_dim, value_heads, value_dim, max_logged;
   float epsilon;
   bool grouped;
+  bool chunks;  // sequences of which takes_chunks() says so are computed elsewhere
 
   __device__ int key_head(int value_head) const {
     return grouped ? value_head / (value_heads / key_heads) : value_head % key_heads;

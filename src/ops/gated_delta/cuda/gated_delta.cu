@@ -1,5 +1,5 @@
-// The recurrent form: a state's rows stay in registers while a sequence's tokens pass by. Form
-// kChunks is computed the same way.
+// The recurrent form: a state's rows stay in registers while a sequence's tokens pass by. Chunks
+// are computed the same way unless they may round (delta_chunks.h).
 
 #include <algorithm>
 
@@ -7,6 +7,7 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/cuda/tensor_core.cuh"
+#include "ops/gated_delta/cuda/delta_chunks.h"
 #include "ops/gated_delta/cuda/delta_rows.cuh"
 #include "ops/norm/cuda/rms_norm.cuh"
 
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(kThreads, blocks_a_multiprocessor(kKeyDim, kRo
   const float root = 1 / sqrtf(static_cast<float>(args.key_dim));
   // The table and the state are of earlier steps, or of copies between: they are read ahead.
   const DeviceRecurrentRows rows = args.sequences[blockIdx.z];
-  if (rows.num_rows == 0) return wait_for_inputs();
+  if (rows.num_rows == 0 || (args.chunks && takes_chunks(rows))) return wait_for_inputs();
 
   float* const states =
       args.state(rows.slot, head) + static_cast<int64_t>(first_value) * args.key_dim;
@@ -397,6 +398,14 @@ void gated_delta(Stream& stream, Workspace&, const GatedDeltaInputs& inputs,
   const bool aligned = args.key_dim % 4 == 0 && args.value_dim % 4 == 0 &&
                        rows_are_aligned(inputs.q, inputs.k, inputs.v, layer.states);
   BRAID_CHECK(args.key_dim <= 512, "keys of {}", args.key_dim);
+  const auto in_chunks = std::count_if(sequences.begin(), sequences.end(),
+                                       [](const auto& rows) { return takes_chunks(rows); });
+  args.chunks = options.rounded && options.form != GatedDeltaForm::kRecurrent && in_chunks > 0 &&
+                !stream.cuda().deterministic() && delta_chunks_can(args, aligned);
+  if (args.chunks) {
+    delta_chunks(stream, args, num_sequences);
+    if (in_chunks == num_sequences) return stream.cuda().finish_op("gated_delta");
+  }
   if (args.key_dim <= 64) {
     launch_rows_for<64, 4>(stream, args, num_sequences, most_tokens, aligned);
   } else if (args.key_dim <= 128) {

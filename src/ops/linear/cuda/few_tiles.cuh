@@ -3,14 +3,7 @@
 // As few_tokens.cuh, for weights in the layout of quant/device_tiles.h. Panels of 32 rows stream
 // through a ring in shared memory, piece by piece, with one bulk copy each; every warp has a ring
 // of its own and brings its own pieces. A block has plan.row_warps times one or two panels; its
-// other warps and the blocks of its cluster split the columns. Inputs lie in shared memory.
-//
-// Codes become bfloat16 numbers without rounding: the bits of a code, alone in a 16-bit word, are a
-// subnormal number, code · 2^-133 (the word's exponent field may get its lowest bit from a code:
-// numbers go on evenly there), and one multiply-add brings it to (code − zero) / 64. Products of a
-// group are added up in float32, multiplied by the scale and added to the row's sum; the factor 64
-// comes last. No weight is rounded, so that a result is off by at most (cols + 3) · 2^-23 · Σ |w
-// x|: one rounding, or cutting off, for each product that is added and three for scaling. Which
+// other warps and the blocks of its cluster split the columns. Inputs lie in shared memory. Which
 // sums there are, and their order, depends on the matrix and the device, not on the number of
 // tokens.
 
@@ -18,7 +11,7 @@
 
 #include "ops/cuda/async_copy.cuh"
 #include "ops/linear/cuda/few_tokens.cuh"
-#include "ops/linear/cuda/tile_rows.cuh"
+#include "ops/linear/cuda/tile_units.cuh"
 
 namespace braid::cuda {
 
@@ -26,116 +19,6 @@ struct TilesPlan {
   int row_warps;   // of a block, each with the kernel's number of panels
   int splits;      // blocks of a cluster
   int input_cols;  // of the inputs at a time; a multiple of a piece's
-};
-
-// What a lane has of a unit.
-template <typename Layout>
-struct UnitCodes {
-  static constexpr int kRuns = Layout::kBits == 4 ? Layout::kUnitCols / 64 : 1;
-  static constexpr int kGroups = Layout::kGroups == 0 ? 1 : Layout::kGroups;
-  static constexpr int kChunks = Layout::kUnitCols / kGroups / kUnitColumns;  // of 32, of a group
-  using Scales = std::conditional_t<Layout::kScaleBytes == 4, uint4, uint2>;
-
-  uint4 codes[kRuns][2];
-  Scales scales[kGroups];
-  uint2 zeros[kGroups];
-
-  __device__ __forceinline__ void load(const unsigned char* unit, int lane) {
-#pragma unroll
-    for (int i = 0; i < 2 * kRuns; ++i) {
-      codes[i / 2][i % 2] = *reinterpret_cast<const uint4*>(unit + i * 512 + lane * 16);
-    }
-    if constexpr (Layout::kGroup != 0) {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        const unsigned char* group = unit + Layout::kCodeBytes + g * Layout::kGroupBytes;
-        scales[g] = reinterpret_cast<const Scales*>(group)[lane / 4];
-        if constexpr (Layout::kZeros) {
-          zeros[g] =
-              reinterpret_cast<const uint2*>(group + kTileRows * Layout::kScaleBytes)[lane / 4];
-        }
-      }
-    }
-  }
-  // Of row lane / 4 + 8 i.
-  __device__ __forceinline__ float scale(int g, int i) const {
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(&scales[g]);
-    if constexpr (Layout::kScaleBytes == 4) return __uint_as_float(words[i]);
-    return scale_of<Layout::kScale>(words[i / 2] >> (16 * (i % 2)) & 0xffff);
-  }
-  __device__ __forceinline__ uint32_t zero(int g, int i) const {
-    if constexpr (!Layout::kZeros) return 0xbe00be00;  // −8 / 64
-    return __byte_perm(i < 2 ? zeros[g].x : zeros[g].y, 0, i % 2 == 0 ? 0x1010 : 0x3232);
-  }
-  // Chunk of 32 columns, counted through the unit: those of row lane / 4 + 8 i.
-  __device__ __forceinline__ void spread(int chunk, int i, uint32_t zero, uint32_t (&w)[4]) const {
-    const uint4& v = codes[Layout::kBits == 4 ? chunk / 2 : 0][i / 2];
-    if constexpr (Layout::kBits == 4) {
-      spread_nibbles(chunk % 2 == 0 ? (i % 2 == 0 ? v.x : v.y) : (i % 2 == 0 ? v.z : v.w), zero, w);
-    } else {
-      spread_bytes(i % 2 == 0 ? v.x : v.z, w[0], w[1]);
-      spread_bytes(i % 2 == 0 ? v.y : v.w, w[2], w[3]);
-    }
-  }
-};
-
-// Adds a unit's products to the sums of a panel. inputs: of a lane's tokens at the unit's first
-// column and quad · 8.
-template <typename Layout, int kTokenTiles>
-__device__ __forceinline__ void multiply_unit(const UnitCodes<Layout>& unit,
-                                              const unsigned char* const (&inputs)[kTokenTiles],
-                                              int offset, float (&sums)[2][kTokenTiles][4]) {
-  using Codes = UnitCodes<Layout>;
-#pragma unroll
-  for (int g = 0; g < Codes::kGroups; ++g) {
-    float products[2][kTokenTiles][4];
-    float(&to)[2][kTokenTiles][4] = Layout::kGroup == 0 ? sums : products;
-#pragma unroll
-    for (int c = 0; c < Codes::kChunks; ++c) {
-      const int chunk = g * Codes::kChunks + c;
-      uint4 b[kTokenTiles];
-#pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
-        b[t] = *reinterpret_cast<const uint4*>(inputs[t] + offset + chunk * kUnitColumns * 2);
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t low[4], high[4];
-        unit.spread(chunk, 2 * half, unit.zero(g, 2 * half), low);
-        unit.spread(chunk, 2 * half + 1, unit.zero(g, 2 * half + 1), high);
-#pragma unroll
-        for (int t = 0; t < kTokenTiles; ++t) {
-          if (c == 0 && Layout::kGroup != 0) {
-            multiply(to[half][t], low[0], high[0], low[1], high[1], b[t].x, b[t].y);
-          } else {
-            multiply_add(to[half][t], low[0], high[0], low[1], high[1], b[t].x, b[t].y);
-          }
-          multiply_add(to[half][t], low[2], high[2], low[3], high[3], b[t].z, b[t].w);
-        }
-      }
-    }
-    if constexpr (Layout::kGroup != 0) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float low = unit.scale(g, 2 * half), high = unit.scale(g, 2 * half + 1);
-#pragma unroll
-        for (int t = 0; t < kTokenTiles; ++t) {
-          sums[half][t][0] = fmaf(low, products[half][t][0], sums[half][t][0]);
-          sums[half][t][1] = fmaf(low, products[half][t][1], sums[half][t][1]);
-          sums[half][t][2] = fmaf(high, products[half][t][2], sums[half][t][2]);
-          sums[half][t][3] = fmaf(high, products[half][t][3], sums[half][t][3]);
-        }
-      }
-    }
-  }
-}
-
-// The units that a copy brings: about 2 KiB.
-template <typename Layout>
-struct Piece {
-  static constexpr int kCols = Layout::kBits == 4 ? 128 : 64;
-  static constexpr int kUnits = kCols / Layout::kUnitCols;
-  static constexpr int kBytes = kUnits * Layout::kUnitBytes;
 };
 
 // Sizes of the kernel's shared memory.
@@ -298,7 +181,7 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, kTokenTiles == 4 ? 1 : 2)
                 __syncwarp();  // all have read
                 fill(step * kPanels + i + kSlots, slot);
               }
-              multiply_unit(unit, x, offset + u * Layout::kUnitCols * 2, sums[i]);
+              multiply_unit(unit, x, offset + u * Layout::kUnitCols * 2, kUnitColumns * 2, sums[i]);
             }
           }
           if (++slot == kSlots) slot = 0, parity ^= 1;

@@ -1,7 +1,11 @@
 #include <algorithm>
+#include <cstdlib>
 
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/fused/cuda/token_inputs.h"
+#include "ops/fused/linear_ahead.h"
+#include "ops/linear/cuda/int8_products.h"
 #include "ops/linear/cuda/products.h"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/weight_stream.h"
@@ -22,8 +26,13 @@ __global__ void round_inputs(Rows<const float> x, int cols, Rows<uint16_t> packe
   const int col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
   if (col >= packed_cols) return;
   float v[8];
+  if (reinterpret_cast<uintptr_t>(in) % 16 == 0 && col + 8 <= cols) {
+    *reinterpret_cast<float4*>(v) = *reinterpret_cast<const float4*>(in + col);
+    *reinterpret_cast<float4*>(v + 4) = *reinterpret_cast<const float4*>(in + col + 4);
+  } else {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = col + i < cols ? in[col + i] : 0;
+    for (int i = 0; i < 8; ++i) v[i] = col + i < cols ? in[col + i] : 0;
+  }
   *reinterpret_cast<uint4*>(packed[token] + col) =
       make_uint4(pack_bfloat16(v[0], v[1]), pack_bfloat16(v[2], v[3]), pack_bfloat16(v[4], v[5]),
                  pack_bfloat16(v[6], v[7]));
@@ -65,10 +74,15 @@ Products make_products(const Weight& w, const LinearInput& x, const TensorView& 
 }  // namespace
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
-                                 ActivationPrecision precision) {
+                                 const InputRounding& rounding) {
   LinearInput input;
   input.x = x;
-  if (precision == ActivationPrecision::kF32) return input;
+  if (rounding.precision == ActivationPrecision::kF32) return input;
+  if (takes_token_codes(stream, rounding, x.dim(1))) {
+    input = plain_token_codes(stream, workspace, x, rounding.scales.per_block);
+    stream.cuda().finish_op("prepare_linear_input");
+    return input;
+  }
   input.precision = ActivationPrecision::kBF16;
   const int64_t tokens = x.dim(0), cols = x.dim(1);
   const int64_t padded = ceil_divide<int64_t>(cols, kPackedColumns) * kPackedColumns;
@@ -91,19 +105,44 @@ void alike_products(Stream& stream, const Products& products) {
   if (products.packed == nullptr || !can_stream(stream, products)) {
     return exact_products(stream, products);
   }
-  if (products.experts > 0) return stream_products(stream, products);
-  for (int first = 0; first < products.tokens; first += kMostStreamTokens) {
-    Products part = products;
-    part.tokens = std::min(products.tokens - first, kMostStreamTokens);
-    part.packed += first * products.packed_stride;
-    part.y += first * products.y_stride;
-    stream_products(stream, part);
-  }
+  stream_products(stream, products);
 }
 
 }  // namespace
 
-void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
+namespace {
+
+// The first bytes of the weights that follow, a whole number of what the cache takes at once.
+struct Ahead {
+  StreamAhead parts[kMostAhead];
+  size_t count = 0;
+
+  explicit Ahead(std::span<const Weight* const> next) {
+    static const int64_t most = [] {
+      const char* mb = std::getenv("BRAID_AHEAD_MB");
+      return mb != nullptr ? int64_t{std::atoi(mb)} << 20 : kMostAheadBytes;
+    }();
+    int64_t left = most;
+    for (const Weight* w : next) {
+      const int64_t bytes = std::min<int64_t>(w->size_bytes(), left) / 16 * 16;
+      if (bytes == 0 || w->data == nullptr || w->device.is_cpu()) continue;
+      parts[count++] = {reinterpret_cast<const uint8_t*>(w->data), bytes};
+      left -= bytes;
+    }
+  }
+};
+
+}  // namespace
+
+void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
+            std::span<const Weight* const> next) {
+  if (reads_token_codes(w, x)) {
+    Int8Products products = int8_products_of(w, x);
+    products.y = y.data<float>();
+    products.y_stride = y.row_stride();
+    int8_products(stream, products);
+    return stream.cuda().finish_op("linear");
+  }
   const Products products = make_products(w, x, y);
   const bool exact = products.packed == nullptr || products.format == FormatId::kF32;
   if (stream.cuda().deterministic()) {
@@ -111,8 +150,10 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
     return stream.cuda().finish_op("linear");
   }
   const bool streams = !exact && few_tokens_can(products);
-  if (!exact && products.tokens <= kMostStreamTokens && can_stream(stream, products)) {
-    stream_products(stream, products);
+  const int most = products.tiles ? most_few_tokens(products) : kMostStreamTokens;
+  if (!exact && products.tokens <= most && can_stream(stream, products)) {
+    const Ahead ahead(next);
+    stream_products(stream, products, {ahead.parts, ahead.count});
   } else if (streams && products.tokens <= most_few_tokens(products)) {
     few_tokens_products(stream, products);
   } else if ((!streams && products.tokens <= kFewExactTokens) ||
@@ -124,6 +165,15 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
 
 void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& offsets,
                     const TensorView& y) {
+  if (reads_token_codes(w, x)) {
+    Int8Products products = int8_products_of(w, x);
+    products.y = y.data<float>();
+    products.y_stride = y.row_stride();
+    products.experts = static_cast<int>(w.shape.dim(0));
+    products.offsets = on_device(stream.cuda(), offsets);
+    int8_products(stream, products);
+    return stream.cuda().finish_op("grouped_linear");
+  }
   Products products = make_products(w, x, y);
   products.experts = static_cast<int>(w.shape.dim(0));
   products.offsets = on_device(stream.cuda(), offsets);

@@ -3,82 +3,119 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <span>
 
 #include "ops/elementwise/elementwise.h"
+#include "ops/fused/linear_ahead.h"
 #include "ops/linear/cuda/products.h"
 
 namespace braid::cuda {
 
-// Products of bfloat16 weights with few tokens, as phases of one kernel whose blocks stay and read
-// all weights in one stream: while a block finishes one tile, the copy engine brings the next ones,
-// of the next phase too. For devices from Hopper on.
+// Products of weights with few tokens, as phases of one kernel whose blocks stay and read all
+// weights in one stream: while a block finishes one tile, the copy engine brings the next ones, of
+// the next phase too. Weights are bfloat16 rows or of the formats of quant/device_tiles.h, the same
+// in all phases. For devices from Hopper on.
 
 inline constexpr int kStreamPhases = 4;
-inline constexpr int kMostStreamTokens = 32;  // that meet a weight while it is read once
+inline constexpr int kMostStreamTokens = 32;  // that are worth it
+
+// Where a phase finds a matrix, or a stack of them.
+struct StreamMatrix {
+  CUtensorMap boxes;     // rows: boxes of unit_rows rows
+  const uint8_t* tiles;  // tiles: the first panel of the first matrix
+};
 
 struct StreamPhase {
-  CUtensorMap weights;  // boxes of box_rows() rows
-  CUtensorMap up;       // gated
-  int up_row;           // of the first row of `up` in its map; of expert 0
-  int expert_rows;      // from an expert's first row to the next one's
-  int rows;             // outputs a token
-  int steps;            // of the columns, 64 for each of the column warps
-  int row_warps;        // 2, 4 or 8 of the eight
-  bool gated;           // outputs are activation(gate) ⊙ up, rounded to bfloat16
-  bool routed;          // of experts
-  bool early;           // the inputs were complete before the kernel in front of this one began
+  StreamMatrix weights;
+  StreamMatrix up;       // gated
+  int up_row;            // rows: of the first row of `up` in its map; of expert 0
+  int expert_rows;       // rows: from an expert's first row to the next one's
+  int64_t matrix_bytes;  // tiles: from an expert's first panel to the next one's
+  int64_t panel_bytes;
+  int panels;      // tiles: of `weights` that a matrix has
+  int tile_units;  // tiles: of a panel
+  int rows;        // outputs a token
+  int unit_rows;   // of those, what a block makes at a time
+  int cols;
+  int steps;      // of the columns
+  int row_warps;  // 1 (tiles), 2, 4 or 8 of each eight warps; the others take further columns
+  bool gated;     // outputs are activation(gate) ⊙ up, rounded to bfloat16
+  bool routed;    // of experts
+  bool early;     // the inputs were complete before the kernel in front of this one began
   Activation activation;
-  // bfloat16 [rows of x, 64 · column warps · steps]: boxes of all tokens of a tile, or, where pairs
-  // have the rows x_rows, rows at multiples of 16 bytes. The latter needs 8 row warps.
+  // bfloat16 [rows of x, cols]: boxes of all tokens of a tile, or, where pairs have the rows
+  // x_rows, rows at multiples of 16 bytes. For weights in rows the latter needs 8 row warps.
   CUtensorMap inputs;
+  int box_tokens;
   const int32_t* x_rows;
   const uint16_t* x;
   int64_t x_stride;
   float* y;  // [tokens or pairs, rows], or if gated:
   uint16_t* packed;
   int64_t out_stride;
-  // Each tile of tokens has a counter in every phase that others read from: `counts` is this
-  // phase's first one (-1: none), `awaits` that of the phase that makes x, whose counters must
-  // come to `awaited`.
-  int counts, awaits, awaited;
+  // What others read has a counter for each kCountedColumns of its columns and each tile of tokens,
+  // [tiles][columns]: `counts` is the first one of what this phase makes (-1: none), `awaits` that
+  // of its inputs, whose counters must come to the number of units there are.
+  int counts, awaits;
+  int awaited_unit_rows;
 
-  __host__ __device__ int rows_a_unit() const { return (gated ? 8 : 16) * row_warps; }
-  __host__ __device__ int units() const { return (rows + rows_a_unit() - 1) / rows_a_unit(); }
+  __host__ __device__ int units() const { return (rows + unit_rows - 1) / unit_rows; }
+};
+
+inline constexpr int kCountedColumns = 1024;
+__host__ __device__ inline int stream_counters(int columns) {
+  return (columns + kCountedColumns - 1) / kCountedColumns;
+}
+
+// Memory that a later kernel reads, to be brought to the second-level cache.
+struct StreamAhead {
+  const uint8_t* data;
+  int64_t bytes;
 };
 
 struct StreamPlan {
   StreamPhase phases[kStreamPhases];
   int num_phases;
+  FormatId format;
+  bool tiles;
   int tokens;  // of phases that are not routed
   int pairs, experts;
   const int32_t* offsets;  // [experts + 1]
-  int token_tiles;         // 1, 2 or 4 of 8 tokens
+  int token_tiles;         // 1, 2 or 4 of 8 tokens; tiles: 1 or 2
+  StreamAhead ahead[kMostAhead];
 
   int32_t* counters;
   int num_counters;
-  int slots;        // of the ring
-  int slot_inputs;  // bytes
+  int slots;           // of the ring
+  int slot_inputs;     // bytes
+  int partial_tokens;  // whose sums have room in shared memory
   int most_entries;
 
   // Tiles of tokens.
   int most_tiles(bool routed) const;
 };
 
-// Whether a stack of matrices [.., rows, cols] of bfloat16 rows with inputs of `packed` can be.
+// Whether a stack of matrices [.., rows, cols] with inputs of `packed` can be.
 bool can_stream(Stream& stream, const Products& products);
 
+// A plan without phases. tokens: of what is not routed; experts: of what is, with their pairs.
+StreamPlan stream_plan(const Products& products);
 // Tiles of eight tokens that meet weights together; of experts by the average.
-int stream_token_tiles(int tokens, int experts);
-// Row warps for outputs of `rows` (of gate and up together) from `cols`.
-int stream_row_warps(int rows, int cols);
+int stream_token_tiles(const StreamPlan& plan, int tokens, int experts);
+// Row warps for outputs of `rows` (of gate and up together) from products.cols; of the matrix and
+// the device alone.
+int stream_row_warps(Stream& stream, const Products& products, int rows, bool gated);
 // Of one matrix or of experts, without outputs; gated: of the gate rows, of which there are
 // products.rows in a matrix, without `up`. Inputs in the order of the tokens or pairs.
 StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int row_warps,
                          bool gated);
+// The up rows of a gated phase: they begin at row `row` of `up`'s first matrix.
+void set_up_rows(const StreamPlan& plan, StreamPhase& phase, const Products& up, int row);
 
 // Queues the kernel of a plan whose phases, sizes and counters are known.
 void stream_weights(Stream& stream, StreamPlan& plan);
-// Of one phase, with y.
-void stream_products(Stream& stream, const Products& products);
+// Of one phase, with y; any number of tokens.
+void stream_products(Stream& stream, const Products& products,
+                     std::span<const StreamAhead> ahead = {});
 
 }  // namespace braid::cuda

@@ -1,0 +1,57 @@
+#include <algorithm>
+
+#include "ops/cuda/cuda_ops.h"
+#include "ops/fused/cuda/token_inputs.h"
+#include "ops/linear/cuda/int8_products.h"
+#include "tensor/cuda/stream_state.h"
+
+namespace braid::cuda {
+namespace {
+
+// A dense block that is wider is faster with gate and up as products of their own.
+constexpr int64_t kMostDenseWidth = 2048;
+constexpr int64_t kWidthMultiple = 32;
+
+bool fits(Stream& stream, const GatedMlpCall& call) {
+  const int64_t width = call.down->cols();
+  const auto reads = [&](const Weight& w) { return w.empty() || reads_token_codes(w, *call.x); };
+  return reads(*call.gate) && reads(*call.up) && reads(*call.down) && width % kWidthMultiple == 0 &&
+         width <= kMostTokenCodes && (call.groups != nullptr || width <= kMostDenseWidth) &&
+         has_int8_products(stream);
+}
+
+void run(Stream& stream, Workspace& workspace, const GatedMlpCall& call) {
+  const int64_t width = call.down->cols(), rows = call.out.dim(0);
+  const auto of = [&](const Weight& w, const LinearInput& x, const TensorView& y) {
+    Int8Products products = int8_products_of(w, x);
+    products.y = y.data<float>();
+    products.y_stride = y.row_stride();
+    products.tokens = static_cast<int>(rows);
+    if (call.groups == nullptr) return products;
+    products.experts = static_cast<int>(w.shape.dim(0));
+    products.offsets = call.groups->offsets.data<int32_t>();
+    return products;
+  };
+  const TensorView activated = workspace.take(DType::kF32, {rows, width});
+  Int8Products gate = of(*call.gate, *call.x, activated);
+  gate.rows = static_cast<int>(width);
+  gate.up = call.up->empty() ? gate.weights + width / kWidthMultiple * gate.panel_bytes
+                             : reinterpret_cast<const uint8_t*>(call.up->data);
+  gate.activation = call.activation;
+  if (call.groups != nullptr) gate.x_rows = call.groups->tokens.data<int32_t>();
+  int8_products(stream, gate);
+  const LinearInput input = plain_token_codes(stream, workspace, activated, false);
+  int8_products(stream, of(*call.down, input, call.out));
+}
+
+}  // namespace
+
+bool int8_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls) {
+  const auto fit = [&](const GatedMlpCall& call) { return fits(stream, call); };
+  if (!std::all_of(calls.begin(), calls.end(), fit)) return false;
+  for (const GatedMlpCall& call : calls) run(stream, workspace, call);
+  stream.cuda().finish_op("gated_mlps");
+  return true;
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,152 @@
+#pragma once
+
+// The tiles of quant/device_tiles.h for weight_stream.cuh: what a multiplying warp takes is a piece
+// of a panel, and the pieces of a step come with one bulk copy a panel.
+
+#include "ops/linear/cuda/tile_units.cuh"
+#include "ops/linear/cuda/weight_stream.cuh"
+
+namespace braid::cuda {
+
+template <FormatId kFormat>
+struct TileSource {
+  using Layout = TileLayout<kFormat>;
+  static constexpr int kSets = 2, kBuffers = 1;
+  static constexpr int kRows = kTileRows, kPieceColumns = Piece<Layout>::kCols;
+  static constexpr int kPieceUnits = Piece<Layout>::kUnits, kPieceBytes = Piece<Layout>::kBytes;
+  // Inputs lie as [32 columns][tokens], or, where rows are copied singly, as rows a bit apart.
+  static constexpr int kChunkBytes = kUnitColumns * 2, kRowGap = 64;
+
+  static __host__ __device__ int step_columns(const StreamPhase& phase) {
+    return kSetWarps / phase.row_warps * kPieceColumns;
+  }
+
+  static __device__ __forceinline__ void bring(const StreamPhase& phase, int expert, int unit,
+                                               int step, uint32_t to, uint32_t barrier) {
+    const int column_warps = kSetWarps / phase.row_warps;
+    const int first = step * column_warps * kPieceUnits;
+    const int bytes =
+        min(column_warps * kPieceUnits, phase.tile_units - first) * Layout::kUnitBytes;
+    arrive_and_expect(barrier, bytes * phase.row_warps);
+    const int matrices = phase.gated ? 2 : 1, panels = phase.row_warps / matrices;
+    const int64_t offset = expert * phase.matrix_bytes + int64_t{first} * Layout::kUnitBytes;
+    for (int i = 0; i < panels; ++i) {
+      const int panel = min(unit * panels + i, phase.panels - 1);
+      const int64_t at = offset + panel * phase.panel_bytes;
+      stream_bytes(to + i * column_warps * kPieceBytes, phase.weights.tiles + at, bytes, barrier);
+      if (phase.gated) {
+        stream_bytes(to + (panels + i) * column_warps * kPieceBytes, phase.up.tiles + at, bytes,
+                     barrier);
+      }
+    }
+  }
+
+  template <int kTokens>
+  static __device__ __forceinline__ void bring_inputs(const StreamPhase& phase,
+                                                      const TokenTile& tokens, int step,
+                                                      const uint16_t* row, uint32_t to,
+                                                      uint32_t barrier) {
+    const int lane = threadIdx.x % kWarp;
+    const int columns = step_columns(phase), first = step * columns;
+    if (phase.x_rows == nullptr) {
+      if (lane != 0) return;
+      arrive_and_expect(barrier, columns / kUnitColumns * phase.box_tokens * kChunkBytes);
+      copy_box(to, &phase.inputs, 0, tokens.begin, first / kUnitColumns, barrier);
+    } else {
+      const int bytes = min(columns, phase.cols - first) * 2;
+      if (lane == 0) arrive_and_expect(barrier, tokens.count * bytes);
+      __syncwarp();
+      if (lane < tokens.count) {
+        copy_bytes(to + lane * (columns * 2 + kRowGap), row + first, bytes, barrier);
+      }
+    }
+  }
+
+  static int input_bytes(const StreamPhase& phase, int tokens) {
+    const int columns = step_columns(phase);
+    const int bytes = phase.x_rows != nullptr
+                          ? tokens * (columns * 2 + kRowGap)
+                          : columns / kUnitColumns * phase.box_tokens * kChunkBytes;
+    return ceil_divide(bytes, 128) * 128;
+  }
+
+  template <int kTokenTiles>
+  class Lane {
+   public:
+    __device__ Lane(const StreamPhase& phase, const TokenTile& tokens, int unit, int row_warp,
+                    int column_warp, int lane)
+        : lane_(lane),
+          column_warp_(column_warp),
+          column_warps_(kSetWarps / phase.row_warps),
+          tile_units_(phase.tile_units) {
+      const bool boxed = phase.x_rows == nullptr;
+      chunk_bytes_ = boxed ? phase.box_tokens * kChunkBytes : kChunkBytes;
+      const int token_bytes = boxed ? kChunkBytes : step_columns(phase) * 2 + kRowGap;
+      weights_ = (row_warp * column_warps_ + column_warp) * kPieceBytes;
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+        inputs_[t] = column_warp * (kPieceColumns / kUnitColumns) * chunk_bytes_ +
+                     min(8 * t + lane / 4, tokens.count - 1) * token_bytes + lane % 4 * 16;
+      }
+      if constexpr (Layout::kGroup == 0) {
+        // Behind the last unit of the panel.
+        const int matrices = phase.gated ? 2 : 1, panels = phase.row_warps / matrices;
+        const bool up = row_warp >= panels;
+        const int panel = min(unit * panels + row_warp - (up ? panels : 0), phase.panels - 1);
+        const uint8_t* of_panel = (up ? phase.up.tiles : phase.weights.tiles) +
+                                  tokens.expert * phase.matrix_bytes + panel * phase.panel_bytes;
+        row_scales_ = __ldg(reinterpret_cast<const float4*>(of_panel + int64_t{phase.tile_units} *
+                                                                           Layout::kUnitBytes) +
+                            lane / 4);
+      }
+    }
+
+    __device__ __forceinline__ void multiply(int step, uint32_t weights, uint32_t inputs,
+                                             float (&sums)[2][kTokenTiles][4]) const {
+      const int left = tile_units_ - (step * column_warps_ + column_warp_) * kPieceUnits;
+      const unsigned char* x[kTokenTiles];
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) x[t] = shared_pointer(inputs + inputs_[t]);
+#pragma unroll
+      for (int u = 0; u < kPieceUnits; ++u) {
+        if (u >= left) break;
+        UnitCodes<Layout> unit;
+        unit.load(shared_pointer(weights + weights_ + u * Layout::kUnitBytes), lane_);
+        multiply_unit(unit, x, u * (Layout::kUnitCols / kUnitColumns) * chunk_bytes_, chunk_bytes_,
+                      sums);
+      }
+    }
+
+    __device__ void finish(float (&sums)[2][kTokenTiles][4]) const {
+      const float of_rows[4] = {row_scales_.x, row_scales_.y, row_scales_.z, row_scales_.w};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            sums[half][t][k] *= Layout::kGroup == 0 ? of_rows[2 * half + k / 2] * 64 : 64;
+          }
+        }
+      }
+    }
+
+   private:
+    static __device__ __forceinline__ const unsigned char* shared_pointer(uint32_t address) {
+      return static_cast<const unsigned char*>(__cvta_shared_to_generic(address));
+    }
+
+    int lane_, column_warp_, column_warps_, tile_units_;
+    int chunk_bytes_;
+    uint32_t weights_, inputs_[kTokenTiles];
+    float4 row_scales_;
+  };
+};
+
+template <FormatId kFormat>
+void stream_tiles(Stream& stream, StreamPlan& plan) {
+  if (plan.token_tiles == 1) return launch_stream<TileSource<kFormat>, 1>(stream, plan);
+  launch_stream<TileSource<kFormat>, 2>(stream, plan);
+}
+
+}  // namespace braid::cuda

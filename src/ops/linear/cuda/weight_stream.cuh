@@ -1,0 +1,428 @@
+#pragma once
+
+// The kernel of weight_stream.h, for weights that a Source knows how to bring and to multiply
+// (stream_rows.cuh, stream_tiles.cuh):
+//
+//   kSets · 8 warps multiply, each kRows rows × kPieceColumns columns at a time; sets take turns
+//   in the steps of the columns
+//   kPieceBytes: of what a warp takes of a slot of the ring
+//   kBuffers: of sums in shared memory
+//   step_columns(phase)
+//   bring(phase, expert, unit, step, to, barrier): by one lane; announces the bytes itself
+//   bring_inputs(phase, tokens, step, row, to, barrier): by the lanes of a warp, likewise; row: of
+//   this lane's token, where the phase copies rows
+//   Lane<token tiles>(phase, tokens, unit, row warp, column warp, lane)
+//     .multiply(step, weights, inputs, sums), .finish(sums)
+//
+// and on the host input_bytes(phase, tokens of a box), for a slot of the ring.
+
+#include "ops/cuda/async_copy.cuh"
+#include "ops/cuda/launch.cuh"
+#include "ops/elementwise/cuda/activations.cuh"
+#include "ops/linear/cuda/tensor_core.cuh"
+#include "ops/linear/cuda/weight_stream.h"
+
+namespace braid::cuda {
+
+inline constexpr int kSetWarps = 8;
+inline constexpr int kMostSlots = 12;
+inline constexpr int kBoxAlignment = 1024;
+// What a request for the second-level cache asks for.
+inline constexpr int kAheadBytes = 8192;
+
+// Tokens of one expert, or of all, that meet its weights together.
+struct TokenTile {
+  uint16_t expert, count;
+  int32_t begin;
+};
+
+struct StreamBarriers {
+  uint64_t full[kMostSlots], empty[kMostSlots], listed;
+  int num_listed;
+};
+
+// The stages of all units of a block in turn, as each role goes through them.
+class Ring {
+ public:
+  __device__ explicit Ring(int slots) : slots_(slots) {}
+  __device__ int slot() const { return slot_; }
+  __device__ uint32_t parity() const { return parity_; }
+  __device__ void advance() {
+    if (++slot_ == slots_) slot_ = 0, parity_ ^= 1;
+  }
+
+ private:
+  int slots_, slot_ = 0;
+  uint32_t parity_ = 0;
+};
+
+template <typename Source>
+__host__ __device__ constexpr int slot_bytes() {
+  return kSetWarps * Source::kPieceBytes;
+}
+// Sums of a unit, in floats: [sets][column warps][tokens][rows].
+template <typename Source>
+__host__ __device__ constexpr int partial_stride(int row_warps) {
+  return Source::kRows * row_warps + 4;
+}
+template <typename Source>
+__host__ __device__ constexpr int partial_floats(int row_warps, int tokens) {
+  return Source::kSets * kSetWarps / row_warps * tokens * partial_stride<Source>(row_warps);
+}
+
+template <typename Source, int kTokenTiles>
+struct StreamBlock {
+  static constexpr int kTokens = 8 * kTokenTiles;
+  static constexpr int kMultipliers = Source::kSets * kSetWarps;
+  static constexpr int kMultiplierThreads = kMultipliers * kWarp;
+  // One warp brings weights, one inputs, one finds out who the experts are.
+  static constexpr int kWeightWarp = kMultipliers, kInputWarp = kMultipliers + 1,
+                       kListWarp = kMultipliers + 2;
+  static constexpr int kThreads = (kMultipliers + 3) * kWarp;
+
+  const StreamPlan& plan;
+  StreamBarriers& barriers;
+  TokenTile* list;
+  uint32_t weights, inputs;  // of the ring's first slot
+  float* partials;
+  int partial_size;
+
+  __device__ uint32_t full(int slot) const { return shared_address(&barriers.full[slot]); }
+  __device__ uint32_t empty(int slot) const { return shared_address(&barriers.empty[slot]); }
+
+  // Calls run(phase, index of the tile, tile, unit) for this block's units.
+  template <typename Run>
+  __device__ void for_each_unit(const Run& run) const {
+    int next = blockIdx.x;
+    for (int p = 0; p < plan.num_phases; ++p) {
+      const StreamPhase& phase = plan.phases[p];
+      int tiles = (plan.tokens + kTokens - 1) / kTokens;
+      if (phase.routed) {
+        wait_barrier(shared_address(&barriers.listed), 0);
+        tiles = barriers.num_listed;
+      }
+      const int units = phase.units();
+      for (; next < tiles * units; next += gridDim.x) {
+        const int tile = next / units;
+        const TokenTile tokens =
+            phase.routed
+                ? list[tile]
+                : TokenTile{0, static_cast<uint16_t>(min(kTokens, plan.tokens - tile * kTokens)),
+                            tile * kTokens};
+        run(phase, tile, tokens, next - tile * units);
+      }
+      next -= tiles * units;
+    }
+  }
+
+  __device__ void list_experts() {
+    wait_for_inputs();
+    const int lane = threadIdx.x % kWarp;
+    const int each = (plan.experts + kWarp - 1) / kWarp;
+    const int first = min(lane * each, plan.experts), last = min(first + each, plan.experts);
+    int tiles = 0;
+#pragma unroll 1
+    for (int e = first; e < last; ++e) {
+      tiles += (plan.offsets[e + 1] - plan.offsets[e] + kTokens - 1) / kTokens;
+    }
+    int through = tiles;
+#pragma unroll
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, through, distance);
+      if (lane >= distance) through += other;
+    }
+    int at = through - tiles;
+#pragma unroll 1
+    for (int e = first; e < last; ++e) {
+      const int end = plan.offsets[e + 1];
+#pragma unroll 1
+      for (int begin = plan.offsets[e]; begin < end; begin += kTokens) {
+        list[at++] = {static_cast<uint16_t>(e), static_cast<uint16_t>(min(kTokens, end - begin)),
+                      begin};
+      }
+    }
+    if (lane == kWarp - 1) barriers.num_listed = through;
+    __syncwarp();
+    if (lane == 0) arrive(shared_address(&barriers.listed));
+  }
+
+  __device__ void bring_weights() {
+    Ring ring(plan.slots);
+    for_each_unit([&](const StreamPhase& phase, int, const TokenTile& tokens, int unit) {
+#pragma unroll 1
+      for (int step = 0; step < phase.steps; ++step, ring.advance()) {
+        wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
+        Source::bring(phase, tokens.expert, unit, step,
+                      weights + ring.slot() * slot_bytes<Source>(), full(ring.slot()));
+      }
+    });
+  }
+
+  __device__ void bring_inputs() {
+    const int lane = threadIdx.x % kWarp;
+    Ring ring(plan.slots);
+    bool waited = false;
+    publish_to_copies();
+    for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int) {
+      if (!waited && !phase.early) {
+        wait_for_inputs();
+        publish_to_copies();
+        waited = true;
+      }
+      const uint16_t* row = nullptr;
+      if (phase.x_rows != nullptr && lane < tokens.count) {
+        row = phase.x + phase.x_rows[tokens.begin + lane] * phase.x_stride;
+      }
+      int awaited = -1;
+      for (int step = 0; step < phase.steps; ++step, ring.advance()) {
+        wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
+        if (phase.awaits >= 0) {
+          const int part = step * Source::step_columns(phase) / kCountedColumns;
+          if (part != awaited) await_units(phase, tile, part);
+          awaited = part;
+        }
+        Source::template bring_inputs<kTokens>(
+            phase, tokens, step, row, inputs + ring.slot() * plan.slot_inputs, full(ring.slot()));
+      }
+    });
+    if (!waited) wait_for_inputs();
+    // All that this block reads is on its way; what comes next can follow.
+    if (lane == 0) {
+      for (size_t i = 0; i < kMostAhead; ++i) {
+#pragma unroll 1
+        for (int64_t at = int64_t{kAheadBytes} * blockIdx.x; at < plan.ahead[i].bytes;
+             at += int64_t{kAheadBytes} * gridDim.x) {
+          bring_to_cache(
+              plan.ahead[i].data + at,
+              static_cast<uint32_t>(min(plan.ahead[i].bytes - at, int64_t{kAheadBytes})));
+        }
+      }
+    }
+  }
+
+  __device__ void multiply() {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const int set = warp / kSetWarps;
+    Ring ring(plan.slots);
+    int parity = 0;
+    for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit) {
+      const int row_warp = warp % kSetWarps % phase.row_warps;
+      const int column_warp = warp % kSetWarps / phase.row_warps;
+      typename Source::template Lane<kTokenTiles> own(phase, tokens, unit, row_warp, column_warp,
+                                                      lane);
+      float sums[Source::kRows / 16][kTokenTiles][4] = {};
+#pragma unroll 1
+      for (int step = 0; step < phase.steps; ++step, ring.advance()) {
+        if (Source::kSets > 1 && step % Source::kSets != set) continue;
+        wait_barrier(full(ring.slot()), ring.parity());
+        own.multiply(step, weights + ring.slot() * slot_bytes<Source>(),
+                     inputs + ring.slot() * plan.slot_inputs, sums);
+        __syncwarp();
+        if (lane == 0) arrive(empty(ring.slot()));
+      }
+      own.finish(sums);
+
+      // The sums of all warps meet in shared memory; where there is room, two units take turns.
+      float* partial = partials + parity * partial_size;
+      if constexpr (Source::kBuffers > 1) {
+        parity ^= 1;
+      } else {
+        sync_multipliers();  // the last unit's are read
+      }
+      const int row_stride = partial_stride<Source>(phase.row_warps);
+      const int part_stride = plan.partial_tokens * row_stride;
+      const int rows = Source::kRows * phase.row_warps;
+      float* own_part = partial +
+                        (set * (kSetWarps / phase.row_warps) + column_warp) * part_stride +
+                        row_warp * Source::kRows + lane / 4;
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int token = 8 * t + 2 * (lane % 4) + i;
+          if (token >= tokens.count) continue;
+#pragma unroll
+          for (int r = 0; r < Source::kRows / 16; ++r) {
+            own_part[token * row_stride + r * 16] = sums[r][t][i];
+            own_part[token * row_stride + r * 16 + 8] = sums[r][t][i + 2];
+          }
+        }
+      }
+      sync_multipliers();
+      const auto sum_of = [&](int token, int row) {
+        const float* at = partial + token * row_stride + row;
+        float sum = 0;
+        for (int k = 0; k < kMultipliers; k += phase.row_warps, at += part_stride) sum += *at;
+        return sum;
+      };
+      if (!phase.gated) {
+        const int first_row = unit * rows;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < tokens.count * rows; i += kMultiplierThreads) {
+          const int token = i / rows, row = i % rows;
+          if (first_row + row < phase.rows) {
+            phase.y[(tokens.begin + token) * phase.out_stride + first_row + row] =
+                sum_of(token, row);
+          }
+        }
+      } else {
+        const int half = rows / 2, first_row = unit * half;
+        const auto gated = [&](int token, int row) {
+          const float gate = sum_of(token, row), up = sum_of(token, half + row);
+          return (phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate)) * up;
+        };
+#pragma unroll 1
+        for (int i = threadIdx.x; i < tokens.count * half; i += kMultiplierThreads) {
+          const int token = i / half, row = i % half;
+          if (first_row + row >= phase.rows) continue;
+          phase.packed[(tokens.begin + token) * phase.out_stride + first_row + row] =
+              static_cast<uint16_t>(pack_bfloat16(gated(token, row), 0));
+        }
+      }
+      if (phase.counts >= 0) {
+        __threadfence();
+        publish_to_copies();
+        sync_multipliers();
+        if (threadIdx.x == 0) {
+          __threadfence();
+          const int part = unit * phase.unit_rows / kCountedColumns;
+          atomicAdd(plan.counters + phase.counts + tile * stream_counters(phase.rows) + part, 1);
+        }
+      }
+    });
+    if (plan.num_counters > 0 && warp == 0) reset_counters();
+  }
+
+ private:
+  // Until the part's columns of the inputs are there.
+  __device__ void await_units(const StreamPhase& phase, int tile, int part) const {
+    const int columns = min(kCountedColumns, phase.cols - part * kCountedColumns);
+    const int units = (columns + phase.awaited_unit_rows - 1) / phase.awaited_unit_rows;
+    const int32_t* counter =
+        plan.counters + phase.awaits + tile * stream_counters(phase.cols) + part;
+    int count = 0;
+    do {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+    } while (count < units);
+    publish_to_copies();
+  }
+
+  static __device__ void sync_multipliers() {
+    asm volatile("bar.sync 1, %0;" ::"n"(kMultiplierThreads) : "memory");
+  }
+
+  // Counter 0 counts the blocks that are done; the last one leaves all of them at zero.
+  __device__ void reset_counters() {
+    const int lane = threadIdx.x % kWarp;
+    int last = 0;
+    wait_for_inputs();  // which may use them, too
+    if (lane == 0) last = atomicAdd(plan.counters, 1) == static_cast<int>(gridDim.x) - 1;
+    if (__shfl_sync(0xffffffffu, last, 0) == 0) return;
+#pragma unroll 1
+    for (int i = lane; i < plan.num_counters; i += kWarp) plan.counters[i] = 0;
+  }
+};
+
+template <typename Source, int kTokenTiles>
+__global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
+    stream_kernel(const __grid_constant__ StreamPlan plan) {
+#if __CUDA_ARCH__ >= 900
+  using Block = StreamBlock<Source, kTokenTiles>;
+  __shared__ StreamBarriers barriers;
+  extern __shared__ unsigned char unaligned[];
+  unsigned char* ring = unaligned + (-shared_address(unaligned) & (kBoxAlignment - 1));
+  unsigned char* inputs = ring + plan.slots * slot_bytes<Source>();
+  auto* partials = reinterpret_cast<float*>(inputs + plan.slots * plan.slot_inputs);
+  int partial_size = 0;
+  for (int p = 0; p < plan.num_phases; ++p) {
+    partial_size =
+        max(partial_size, partial_floats<Source>(plan.phases[p].row_warps, plan.partial_tokens));
+  }
+  Block block{plan,
+              barriers,
+              reinterpret_cast<TokenTile*>(partials + Source::kBuffers * partial_size),
+              shared_address(ring),
+              shared_address(inputs),
+              partials,
+              partial_size};
+  const int warp = threadIdx.x / kWarp;
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < plan.slots; ++slot) {
+      init_barrier(block.full(slot), 2);
+      init_barrier(block.empty(slot), kSetWarps);
+    }
+    init_barrier(shared_address(&barriers.listed), 1);
+    publish_barriers();
+  }
+  __syncthreads();
+  if (warp == Block::kWeightWarp) {
+    if (threadIdx.x % kWarp == 0) block.bring_weights();
+  } else if (warp == Block::kInputWarp) {
+    block.bring_inputs();
+  } else if (warp == Block::kListWarp) {
+    if (plan.experts > 0) block.list_experts();
+  } else {
+    block.multiply();
+  }
+#endif
+}
+
+// Shared memory of a block: what leaves room for the small kernels that come next.
+inline constexpr int kStreamBlockBytes = 200 << 10;
+
+template <typename Source>
+size_t stream_block_bytes(const StreamPlan& plan, int slots) {
+  int partial = 0;
+  for (int p = 0; p < plan.num_phases; ++p) {
+    partial =
+        std::max(partial, partial_floats<Source>(plan.phases[p].row_warps, plan.partial_tokens));
+  }
+  return kBoxAlignment + static_cast<size_t>(slots) * (slot_bytes<Source>() + plan.slot_inputs) +
+         Source::kBuffers * partial * sizeof(float) + plan.most_entries * sizeof(TokenTile);
+}
+
+template <typename Source, int kTokenTiles>
+void launch_stream(Stream& stream, StreamPlan& plan) {
+  using Block = StreamBlock<Source, kTokenTiles>;
+  int available = 0;
+  BRAID_CUDA_CHECK(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                          stream.cuda().device()));
+  const auto most_bytes =
+      static_cast<size_t>(std::min(kStreamBlockBytes, available - 1024));  // barriers take some
+  int units = 0;
+  plan.slot_inputs = 0;
+  plan.most_entries = plan.experts > 0 ? plan.most_tiles(true) : 0;
+  plan.partial_tokens = plan.experts > 0 ? Block::kTokens : std::min(Block::kTokens, plan.tokens);
+  for (int p = 0; p < plan.num_phases; ++p) {
+    const StreamPhase& phase = plan.phases[p];
+    plan.slot_inputs = std::max(plan.slot_inputs, Source::input_bytes(phase, Block::kTokens));
+    units = std::max(units, plan.most_tiles(phase.routed) * phase.units());
+  }
+  const int blocks = std::min(units, stream.cuda().num_multiprocessors());
+  // No more of them than a block fills once, so that others find room beside a small matrix.
+  int needed = 0;
+  for (int p = 0; p < plan.num_phases; ++p) {
+    const StreamPhase& phase = plan.phases[p];
+    needed += ceil_divide(plan.most_tiles(phase.routed) * phase.units(), std::max(blocks, 1)) *
+              phase.steps;
+  }
+  plan.slots = std::clamp(needed, 1, kMostSlots);
+  while (plan.slots > 1 && stream_block_bytes<Source>(plan, plan.slots) > most_bytes) --plan.slots;
+
+  auto* kernel = stream_kernel<Source, kTokenTiles>;
+  const size_t bytes = stream_block_bytes<Source>(plan, plan.slots);
+  BRAID_CHECK(bytes <= most_bytes, "{} bytes of shared memory", bytes);
+  static size_t allowed = 0;
+  if (bytes > allowed) {
+    BRAID_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(bytes)));
+    allowed = bytes;
+  }
+  launch(stream, kernel, static_cast<unsigned>(blocks), Block::kThreads, bytes, plan);
+}
+
+// The kernels for weights in tiles, with two sizes of tiles of tokens.
+template <FormatId kFormat>
+void stream_tiles(Stream& stream, StreamPlan& plan);
+
+}  // namespace braid::cuda
