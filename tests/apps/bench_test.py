@@ -47,6 +47,19 @@ class BenchTest(CliCase):
         self.assertEqual(again["ceilings"], result["ceilings"][1:])
         self.assertEqual([row["test"] for row in again["rows"]], ["pp8"])
 
+    def test_jobs_are_measured_whole(self):
+        result = self.bench("--prompt", "0", "--generate", "0", "--threads", "1",
+                            "--jobs", "3x8+4,1x5+2")
+        self.assertEqual([(row["test"], row["phase"], row["batch"], row["tokens"])
+                          for row in result["rows"]],
+                         [("job8+4", "job", 3, 36), ("job5+2", "job", 1, 7)])
+        for row in result["rows"]:
+            self.assertEqual(len(row["seconds"]), 2)
+            # A step for the prompts, one for each token after them.
+            self.assertEqual(row["work"]["calls"], 1 + int(row["test"].split("+")[1]))
+        for job in ("8x4", "0x4+4", "x4+4", "4x4+", "4x4+4x", "-1x4+4", "99999x4+4"):
+            self.fail_with(2, "bench", GEMMA3, *QUICK, "--jobs=" + job, says=("--jobs", "10x256+32"))
+
     def test_table_page_and_comparison(self):
         page, first, second = self.path("page.html"), self.path("a.json"), self.path("b.json")
         small = ("--prompt", "8", "--generate", "2", "--threads", "1")

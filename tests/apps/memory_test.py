@@ -143,6 +143,9 @@ class RefusalTest(MemoryCase):
                            says=("--memory-budget",))
         self.fail_with(2, "run", DEMO, "-p", "x", "--memory-budget", "1GiB", "--speculate",
                        "model:" + DEMO, says=("--speculate",))
+        self.fail_with(2, "run", DEMO, "-p", "x", "--offload", says=("--offload", "--memory-budget"))
+        self.fail_with(2, "run", DEMO, "-p", "x", "--offload", "--memory-budget", "1GiB",
+                       says=("--offload is for --device cuda",))
         self.fail_with(2, "logits", DEMO, "--ids-file", "-", "-o", self.path("o"),
                        "--memory-budget", "1GiB", says=("--memory-budget",))
 

@@ -102,13 +102,16 @@ LinearInput gather_packed_input(Stream& stream, Workspace& workspace, const Line
 LinearInput gather_token_codes(Stream& stream, Workspace& workspace, const LinearInput& x,
                                const TensorView& rows);
 // k, v: empty if there are only queries. False: not for heads of this size or alignment; then
-// nothing is done.
+// nothing is done. queries: whether they are wanted, too.
 bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, const TensorView& v,
                    const HeadOptions& options, std::span<const SequenceRows> sequences,
-                   const PagedKv& cache);
+                   const PagedKv& cache, bool queries = true);
 
 std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
                                         const AttendHeadsCall& call, bool rounded);
+// Steps with more than a row a sequence, rounded.
+std::optional<LinearInput> attend_prompts(Stream& stream, Workspace& workspace,
+                                          const AttendHeadsCall& call);
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
 // The same of inputs of int8 codes: gate, up and activation of each call as one kernel, which finds
 // the inputs of experts by itself, then codes of the result and W_down.

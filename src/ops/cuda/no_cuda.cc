@@ -101,12 +101,13 @@ LinearInput gather_token_codes(Stream&, Workspace&, const LinearInput&, const Te
   refuse();
 }
 bool prepare_heads(Stream&, const TensorView&, const TensorView&, const TensorView&,
-                   const HeadOptions&, std::span<const SequenceRows>, const PagedKv&) {
+                   const HeadOptions&, std::span<const SequenceRows>, const PagedKv&, bool) {
   refuse();
 }
 std::optional<LinearInput> attend_heads(Stream&, Workspace&, const AttendHeadsCall&, bool) {
   refuse();
 }
+std::optional<LinearInput> attend_prompts(Stream&, Workspace&, const AttendHeadsCall&) { refuse(); }
 bool gated_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
 bool int8_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
 bool wide_gated_mlp(Stream&, Workspace&, const GatedMlpCall&) { refuse(); }

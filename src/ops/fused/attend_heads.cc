@@ -34,13 +34,12 @@ std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
               "q {}, k {}, v {}", to_string(call.q.shape()), to_string(call.k.shape()),
               to_string(call.v.shape()));
   const auto single = [](const SequenceRows& s) { return s.num_rows == 1; };
-  if (stream.is_cpu() || call.q.empty() ||
-      !std::all_of(call.sequences.begin(), call.sequences.end(), single)) {
-    return std::nullopt;
-  }
+  const bool singles = std::all_of(call.sequences.begin(), call.sequences.end(), single);
+  if (stream.is_cpu() || call.q.empty() || (!singles && !rounded)) return std::nullopt;
   const OpScope op(stream, "attend_heads", dtype_name(call.cache.keys.dtype()),
                    [&] { return work_of(call); });
-  return cuda::attend_heads(stream, workspace, call, rounded);
+  return singles ? cuda::attend_heads(stream, workspace, call, rounded)
+                 : cuda::attend_prompts(stream, workspace, call);
 }
 
 }  // namespace braid

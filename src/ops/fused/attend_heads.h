@@ -20,9 +20,10 @@ struct AttendHeadsCall {
 };
 
 // prepare_heads() (or prepare_queries()) and attention() in one pass, where the device has that:
-// for steps with one row a sequence and caches of a moderate length. Nothing: not done, and the
-// single ops are the way. The result's order of sums is another one, and depends on the number of
-// sequences. Cosines and sines must have been complete before the op that made q began.
+// for steps with one row a sequence and caches of a moderate length, and, rounded, for others.
+// Nothing: not done, and the single ops are the way. With one row a sequence the result's order of
+// sums is another one, and depends on the number of sequences; otherwise the bits are those of the
+// single ops. Cosines and sines must have been complete before the op that made q began.
 // rounded: the result is the bfloat16 input [tokens, heads · head_dim] of products; otherwise its x
 // holds the float32 values.
 std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,

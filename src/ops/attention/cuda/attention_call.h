@@ -7,6 +7,17 @@
 
 namespace braid::cuda {
 
+// How queries that are as projected become what meets the keys: a norm, and a turn of pairs of
+// elements that are half a head apart. norm null: they are that already.
+struct QueryHeads {
+  const float* norm = nullptr;
+  float epsilon = 0;
+  const float* cos = nullptr;  // [tokens, pairs]
+  const float* sin = nullptr;
+  int64_t stride = 0;  // of both
+  int pairs = 0;
+};
+
 struct AttentionCall {
   Stream& stream;
   Workspace& workspace;
@@ -16,6 +27,9 @@ struct AttentionCall {
   const AttentionOptions& options;
   const TensorView& out;
   KvTable table;
+  // By tile_attention() alone:
+  QueryHeads heads = {};
+  uint16_t* packed = nullptr;  // bfloat16 results [tokens, heads · head_dim], instead of `out`
 
   int kv_heads() const { return static_cast<int>(cache.num_kv_heads()); }
   int group() const { return static_cast<int>(q.dim(1) / cache.num_kv_heads()); }

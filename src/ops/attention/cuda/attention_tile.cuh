@@ -4,9 +4,11 @@
 // warp has 16 queries; of their scores it computes its share of a tile's keys, of their weighted
 // values its share of the head's elements. The weights pass through shared memory.
 
+#include "ops/attention/cuda/attention_call.h"
 #include "ops/attention/cuda/paged_store.cuh"
 #include "ops/cuda/int8.cuh"
 #include "ops/cuda/tensor_core.cuh"
+#include "ops/fused/cuda/head.cuh"
 
 namespace braid::cuda {
 
@@ -22,10 +24,12 @@ struct StoredCodes<int8_t, kKeys, kDim> {
 };
 
 // Stored: bfloat16, or int8 whose codes are multiplied as bfloat16, which is exact; scores and
-// weights take the scales.
+// weights take the scales. kBuffers: 2 if a tile's keys and values come while the one before it is
+// computed.
 template <int kDim_, int kRowWarps_, int kColumnWarps_, int kKeys_,
-          typename Stored_ = __nv_bfloat16>
+          typename Stored_ = __nv_bfloat16, int kBuffers_ = 1>
 struct TileShape {
+  static constexpr int kBuffers = kBuffers_;
   using Stored = Stored_;
   static constexpr bool kScaled = sizeof(Stored) == 1;
   static constexpr int kDim = kDim_;
@@ -43,8 +47,8 @@ struct TileShape {
 
   struct Shared {
     __nv_bfloat16 queries[kQueries * kDim];
-    __nv_bfloat16 keys[kKeys * kDim];
-    __nv_bfloat16 values[kKeys * kDim];
+    __nv_bfloat16 keys[kBuffers * kKeys * kDim];
+    __nv_bfloat16 values[kBuffers * kKeys * kDim];
     __nv_bfloat16 weights[kQueries * kKeys];
     float exchange[kColumnWarps][kQueries];
     uint32_t offsets[2][kKeys];  // of a tile's keys in the store, in units of 8 elements
@@ -123,6 +127,45 @@ class AttentionTile {
     }
   }
 
+  // The same of queries that have yet to be normed and turned, by a warp each. token_of(i): the row
+  // of query i in the tables of cosines and sines.
+  template <typename QueryAt, typename TokenOf>
+  __device__ void prepare_queries(const QueryHeads& heads, int num_queries, const QueryAt& query_at,
+                                  const TokenOf& token_of) {
+    using H = Head<kDim>;
+    constexpr int kWarps = kThreads / kWarp, kEach = Shape::kQueries / kWarps;
+    constexpr int kAtOnce = kDim > 256 ? 2 : 4;
+    static_assert(kEach % kAtOnce == 0);
+    const int warp = threadIdx.x / kWarp;
+    typename H::Row gains;
+    gains.load(heads.norm, kDim, lane());
+#pragma unroll 1
+    for (int first = warp; first < Shape::kQueries; first += kAtOnce * kWarps) {
+      H head[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int query = first + i * kWarps;
+        head[i].load(query_at(min(query, num_queries - 1)), lane());
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int query = first + i * kWarps, token = token_of(min(query, num_queries - 1));
+        head[i].norm(gains, heads.epsilon);
+        typename H::Row cosines, sines;
+        cosines.load(heads.cos + token * heads.stride, heads.pairs, lane());
+        sines.load(heads.sin + token * heads.stride, heads.pairs, lane());
+        head[i].turn_in_lane(cosines, sines, heads.pairs, lane());
+#pragma unroll
+        for (int j = 0; j < H::kKept; ++j) {
+          const int element = H::element(j, lane());
+          if (element >= kDim) continue;
+          put(&shared_.queries[wide_place(query, element / 8) + element % 8],
+              query < num_queries ? head[i].v[j] : float4{});
+        }
+      }
+    }
+  }
+
   // Where this thread's key of the tile that begins at `start` is; for put_key(). Keys outside of
   // `visible` count as zeros: what is in their places may be anything.
   template <typename T>
@@ -166,6 +209,9 @@ class AttentionTile {
     if constexpr (kScaled) expand(shared_.values, shared_.codes.values, skipped - start);
   }
 
+  // Of the tile that begins at `start`, for what follows.
+  __device__ void use_tile(int start) { buffer_ = buffer_of(start); }
+
   // Scores of this warp's queries with its keys.
   __device__ void multiply_keys() {
 #pragma unroll
@@ -184,8 +230,9 @@ class AttentionTile {
         load_matrices(a, shared_address(&shared_.queries[wide_place(query, d + lane / 16)]));
         load_matrices(more_a,
                       shared_address(&shared_.queries[wide_place(query, d + 2 + lane / 16)]));
-        load_matrices(
-            b, shared_address(&shared_.keys[wide_place(first_key + lane % 8, d + lane / 8)]));
+        load_matrices(b,
+                      shared_address(
+                          &shared_.keys[buffer_ + wide_place(first_key + lane % 8, d + lane / 8)]));
         multiply_add(scores_[0], a, b[0], b[1]);
         multiply_add(odd, more_a, b[2], b[3]);
       }
@@ -200,7 +247,8 @@ class AttentionTile {
         for (int tile = 0; tile < Shape::kScoreTiles; tile += 2) {
           uint32_t b[4];
           const int key = first_key + tile * 8 + lane % 8 + lane / 16 * 8;
-          load_matrices(b, shared_address(&shared_.keys[wide_place(key, d + lane / 8 % 2)]));
+          load_matrices(b,
+                        shared_address(&shared_.keys[buffer_ + wide_place(key, d + lane / 8 % 2)]));
           multiply_add(scores_[tile], a, b[0], b[1]);
           multiply_add(scores_[tile + 1], a, b[2], b[3]);
         }
@@ -294,8 +342,9 @@ class AttentionTile {
       for (int tile = 0; tile < Shape::kValueTiles; tile += 2) {
         uint32_t b[4];
         load_matrices_transposed(
-            b, shared_address(
-                   &shared_.values[wide_place(key + lane % 16, first_chunk + tile + lane / 16)]));
+            b,
+            shared_address(&shared_.values[buffer_ + wide_place(key + lane % 16,
+                                                                first_chunk + tile + lane / 16)]));
         multiply_add(weighted[tile], a, b[0], b[1]);
         multiply_add(weighted[tile + 1], a, b[2], b[3]);
       }
@@ -345,8 +394,11 @@ class AttentionTile {
   }
   __device__ void fetch(Stored* to, const Stored* store, int start, int first, int last,
                         int skipped) {
-    fetch(shared_address(to), shared_.offsets[start / kKeys % 2], store, first - start,
-          last - start, skipped - start);
+    fetch(shared_address(to + buffer_of(start)), shared_.offsets[start / kKeys % 2], store,
+          first - start, last - start, skipped - start);
+  }
+  __device__ static int buffer_of(int start) {
+    return Shape::kBuffers > 1 ? start / kKeys % Shape::kBuffers * (kKeys * kDim) : 0;
   }
   __device__ void fetch_scales(const float* key_scales, const float* value_scales, int start,
                                int first, int last, int skipped) {
@@ -374,6 +426,7 @@ class AttentionTile {
   }
 
   Shared& shared_;
+  int buffer_ = 0;
   float scores_[Shape::kScoreTiles][4];
   float top_[2];
   int parity_ = 0;  // of the tile that scores_ are of

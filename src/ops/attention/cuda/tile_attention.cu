@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/check.h"
 #include "ops/attention/cuda/attention_call.h"
 #include "ops/attention/cuda/attention_tile.cuh"
 #include "ops/cuda/row_vectors.cuh"
+#include "ops/fused/cuda/packed_rows.cuh"
 
 namespace braid::cuda {
 namespace {
@@ -17,7 +19,10 @@ struct QueryTile {
 };
 
 // Sequences of up to this many queries a KV head are split by keys, others by queries.
-constexpr int kMostSplitQueries = 64;
+inline int most_split_queries() {
+  static const char* const setting = std::getenv("BRAID_SPLIT");
+  return setting == nullptr ? 64 : std::atoi(setting);
+}
 constexpr int kSplitTileQueries = 16;
 constexpr int kTileQueries = 64;
 
@@ -32,6 +37,8 @@ __host__ __device__ constexpr int stretches_per_split(int stretches) {
 struct TileArguments {
   Rows<const float> q;
   Rows<float> out;
+  Rows<uint16_t> packed;  // bfloat16, instead of `out` if not null
+  QueryHeads heads;
   KvTable table;
   const QueryTile* tiles;
   int group, window;
@@ -59,9 +66,10 @@ __device__ Split split_of(const VisibleKeys& visible, int index) {
 
 // Merges the splits of a tile in their order; by a whole block. `factors`: shared memory for
 // kSplitTileQueries × kMaxSplits floats.
-template <int kDim, int kThreads, typename OutAt>
+// store(query, first element, four results)
+template <int kDim, int kThreads, typename Store>
 __device__ void merge_splits(const float* partials, const float2* statistics, int max_queries,
-                             int num_splits, int num_queries, float* factors, const OutAt& out_at) {
+                             int num_splits, int num_queries, float* factors, const Store& store) {
   const int lane = threadIdx.x % kWarp;
   for (int query = threadIdx.x / kWarp; query < num_queries; query += kThreads / kWarp) {
     float2 own[kMaxSplits / kWarp];
@@ -101,8 +109,7 @@ __device__ void merge_splits(const float* partials, const float2* statistics, in
       sum.z = fmaf(factor, v.z, sum.z);
       sum.w = fmaf(factor, v.w, sum.w);
     }
-    float* out = out_at(query) + d;
-    out[0] = sum.x, out[1] = sum.y, out[2] = sum.z, out[3] = sum.w;
+    store(query, d, sum);
   }
 }
 
@@ -159,8 +166,14 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   commit_copies();
   tile.fetch_values(values, begin, sequence.first_position);
   commit_copies();
-  tile.load_queries(num_queries, args.aligned,
-                    [&](int query) { return element_of(args.q, query); });
+  const auto query_at = [&](int query) { return element_of(args.q, query); };
+  if (args.heads.norm != nullptr) {
+    tile.prepare_queries(args.heads, num_queries, query_at, [&](int query) {
+      return sequence.first_row + (where.first_query + query) / args.group;
+    });
+  } else {
+    tile.load_queries(num_queries, args.aligned, query_at);
+  }
   int row_begin[2], row_end[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -170,7 +183,31 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     row_end[i] = query < num_queries ? position + 1 : 0;
   }
 
-  for (int start = begin; start < end; start += kKeys) {
+  if constexpr (Shape::kBuffers > 1) {
+    if (begin + kKeys < end) tile.put_key(begin + kKeys, find_key(begin + kKeys));
+    for (int start = begin; start < end; start += kKeys) {
+      const int next = start + kKeys, after = next + kKeys;
+      const uint32_t key_after = after < end ? find_key(after) : kNoKey;  // arrives meanwhile
+      wait_for_copies<0>();
+      __syncthreads();  // this tile is there, the one before is done with
+      if (next < end) {
+        tile.fetch_keys(keys, values, next);
+        tile.fetch_values(values, next);
+        commit_copies();
+      }
+      tile.use_tile(start);
+      tile.multiply_keys();
+      tile.scale_scores(args.scale, start, visible, row_begin, row_end);
+      __syncthreads();
+      // In the place of this tile's, which have been used.
+      tile.put_key(after, key_after);
+      tile.weigh();
+      __syncthreads();  // weights are there
+      tile.multiply_values();
+    }
+    __syncthreads();
+  }
+  for (int start = begin; Shape::kBuffers == 1 && start < end; start += kKeys) {
     const int next = start + kKeys;
     const bool more = next < end;
     wait_for_copies<1>();
@@ -199,8 +236,17 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     for (int i = 0; i < 2; ++i) {
       const int query = tile.row() + 8 * i;
       if (query >= num_queries) continue;
-      float* out = element_of(args.out, query);
       const float factor = 1 / tile.sum[i];
+      if (args.packed.data != nullptr) {
+        uint16_t* const out = element_of(args.packed, query);
+#pragma unroll
+        for (int t = 0; t < Shape::kValueTiles; ++t) {
+          *reinterpret_cast<__nv_bfloat162*>(out + tile.element(t)) = __floats2bfloat162_rn(
+              tile.weighted[t][2 * i] * factor, tile.weighted[t][2 * i + 1] * factor);
+        }
+        continue;
+      }
+      float* const out = element_of(args.out, query);
 #pragma unroll
       for (int t = 0; t < Shape::kValueTiles; ++t) {
         out[tile.element(t)] = tile.weighted[t][2 * i] * factor;
@@ -237,9 +283,15 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     __syncthreads();
     if (!shared.last) return;
     __threadfence();
-    merge_splits<kDim, Shape::kThreads>(partials, statistics, args.max_queries, num_splits,
-                                        num_queries, reinterpret_cast<float*>(shared.keys),
-                                        [&](int query) { return element_of(args.out, query); });
+    merge_splits<kDim, Shape::kThreads>(
+        partials, statistics, args.max_queries, num_splits, num_queries,
+        reinterpret_cast<float*>(shared.keys), [&](int query, int element, float4 v) {
+          if (args.packed.data != nullptr) {
+            return store_rounded(element_of(args.packed, query), element, v);
+          }
+          float* const out = element_of(args.out, query) + element;
+          out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+        });
     if (threadIdx.x == 0) args.arrivals[place] = 0;
   }
 }
@@ -257,7 +309,7 @@ TilePlan plan_tiles(const AttentionCall& call) {
   for (const SequenceRows& s : call.sequences) {
     if (s.num_rows == 0) continue;
     const int queries = static_cast<int>(s.num_rows) * call.group();
-    if (queries > kMostSplitQueries) {
+    if (queries > most_split_queries()) {
       plan.num_tiles += ceil_divide(queries, kTileQueries);
       continue;
     }
@@ -284,7 +336,7 @@ const std::byte* upload_tiles(const AttentionCall& call, const TilePlan& plan) {
     auto* tiles = split_tiles + plan.num_split_tiles;
     for (size_t i = 0; i < call.sequences.size(); ++i) {
       const int queries = static_cast<int>(call.sequences[i].num_rows) * group;
-      const bool split = queries <= kMostSplitQueries;
+      const bool split = queries <= most_split_queries();
       for (int first = 0; first < queries; first += split ? kSplitTileQueries : kTileQueries) {
         *(split ? split_tiles : tiles)++ = {static_cast<int32_t>(i), first};
       }
@@ -335,15 +387,16 @@ struct Shapes<128, Stored> {
 template <typename Stored>
 struct Shapes<256, Stored> {
   // Codes take room, too.
-  static constexpr int kKeys = sizeof(Stored) == 1 ? 32 : 64;
+  static constexpr bool kCodes = sizeof(Stored) == 1;
+  static constexpr int kKeys = kCodes ? 32 : 64;
   using Split = TileShape<256, 1, 4, kKeys, Stored>;
-  using Tile = TileShape<256, 4, 2, kKeys, Stored>;
-  static constexpr int kSplitBlocks = 3, kTileBlocks = 2;
+  using Tile = TileShape<256, 4, 2, kKeys, Stored, kCodes ? 1 : 2>;
+  static constexpr int kSplitBlocks = 3, kTileBlocks = kCodes ? 2 : 1;
 };
 template <typename Stored>
 struct Shapes<512, Stored> {
   using Split = TileShape<512, 1, 4, 32, Stored>;
-  using Tile = TileShape<512, 4, 4, 32, Stored>;
+  using Tile = TileShape<512, 4, 4, 32, Stored, sizeof(Stored) == 1 ? 1 : 2>;
   static constexpr int kSplitBlocks = Split::kScaled ? 1 : 2, kTileBlocks = 1;
 };
 
@@ -354,13 +407,18 @@ void run(const AttentionCall& call) {
   if (plan.num_split_tiles + plan.num_tiles == 0) return;
   const std::byte* tiles = upload_tiles(call, plan);
   TileArguments args{.q = rows_of<const float>(call.q),
-                     .out = rows_of<float>(call.out),
+                     .heads = call.heads,
                      .table = call.table,
                      .tiles = reinterpret_cast<const QueryTile*>(tiles),
                      .group = call.group(),
                      .window = static_cast<int>(std::min<int64_t>(call.options.window, 1 << 30)),
                      .aligned = rows_are_aligned(call.q),
                      .scale = call.options.scale * 1.44269504088896340736f};
+  if (call.packed != nullptr) {
+    args.packed = {call.packed, call.q.dim(1) * kDim};
+  } else {
+    args.out = rows_of<float>(call.out);
+  }
   if (plan.num_split_tiles > 0) {
     const int stretches = ceil_divide(plan.most_keys, kStretch) + 1;
     args.max_splits = std::min(stretches, kMaxSplits);

@@ -104,7 +104,7 @@ bool launch_heads(Stream& stream, int64_t dim, const HeadArguments& args, const 
 
 bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, const TensorView& v,
                    const HeadOptions& options, std::span<const SequenceRows> sequences,
-                   const PagedKv& cache) {
+                   const PagedKv& cache, bool queries) {
   HeadArguments args{.q = rows_of<float>(q),
                      .q_norm = options.q_norm.data<float>(),
                      .normed_values = options.normed_values,
@@ -114,7 +114,7 @@ bool prepare_heads(Stream& stream, const TensorView& q, const TensorView& k, con
                      .pairs = static_cast<int>(options.cos.dim(1)),
                      .distance = static_cast<int>(options.pair_distance),
                      .heads = static_cast<int>(q.dim(1)),
-                     .num_queries = q.dim(0) * q.dim(1)};
+                     .num_queries = queries ? q.dim(0) * q.dim(1) : 0};
   bool aligned = rows_are_aligned(q);
   DType stored = DType::kF32;
   if (!k.empty()) {

@@ -23,8 +23,9 @@ bool fits(Stream& stream, const GatedMlpCall& call) {
     return w.format == call.gate->format && can_stream(stream, products);
   };
   const int64_t rows = call.out.dim(0);
-  return call.x->packed.rank() == 2 && width % kWidthMultiple == 0 && streams(*call.gate) &&
-         streams(*call.up) && streams(*call.down) &&
+  return call.x->packed.rank() == 2 && width % kWidthMultiple == 0 &&
+         width <= kMostCountedColumns && streams(*call.gate) && streams(*call.up) &&
+         streams(*call.down) &&
          rows <= (experts > 0 ? kFewTokensPerExpert * experts : kMostStreamTokens);
 }
 

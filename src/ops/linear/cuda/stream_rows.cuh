@@ -8,7 +8,7 @@
 namespace braid::cuda {
 
 struct RowSource {
-  static constexpr int kSets = 1, kBuffers = 2;
+  static constexpr int kSets = 1;
   static constexpr int kRows = 16, kPieceColumns = 64;
   static constexpr int kPieceBytes = kRows * kPieceColumns * 2;
   // Rows of a box of inputs; rows that are copied singly lie 16 bytes further apart, in other
@@ -16,13 +16,13 @@ struct RowSource {
   static constexpr int kInputStride = 2 * kPieceColumns, kCopiedStride = kInputStride + 16;
 
   static __host__ __device__ int step_columns(const StreamPhase& phase) {
-    return kSetWarps / phase.row_warps * kPieceColumns;
+    return (kSetWarps >> phase.row_shift) * kPieceColumns;
   }
 
   static __device__ __forceinline__ void bring(const StreamPhase& phase, int expert, int unit,
                                                int step, uint32_t to, uint32_t barrier) {
     const int row = expert * phase.expert_rows + unit * phase.unit_rows;
-    const int column_warps = kSetWarps / phase.row_warps;
+    const int column_warps = kSetWarps >> phase.row_shift;
     arrive_and_expect(barrier, slot_bytes<RowSource>());
     for (int k = 0; k < column_warps; ++k, to += phase.row_warps * kPieceBytes) {
       const int column = (step * column_warps + k) * kPieceColumns;
@@ -40,7 +40,7 @@ struct RowSource {
                                                       const uint16_t* row, uint32_t to,
                                                       uint32_t barrier) {
     const int lane = threadIdx.x % kWarp;
-    const int column_warps = kSetWarps / phase.row_warps;
+    const int column_warps = kSetWarps >> phase.row_shift;
     const uint32_t bytes = phase.x_rows != nullptr ? tokens.count * kInputStride
                                                    : column_warps * kTokens * kInputStride;
     if (lane == 0) arrive_and_expect(barrier, bytes);
@@ -58,7 +58,7 @@ struct RowSource {
   static int input_bytes(const StreamPhase& phase, int tokens) {
     const int bytes =
         tokens *
-        (phase.x_rows != nullptr ? kCopiedStride : kSetWarps / phase.row_warps * kInputStride);
+        (phase.x_rows != nullptr ? kCopiedStride : (kSetWarps >> phase.row_shift) * kInputStride);
     return ceil_divide(bytes, kBoxAlignment) * kBoxAlignment;
   }
 

@@ -11,24 +11,24 @@ namespace braid::cuda {
 template <FormatId kFormat>
 struct TileSource {
   using Layout = TileLayout<kFormat>;
-  static constexpr int kSets = 2, kBuffers = 1;
+  static constexpr int kSets = 2;
   static constexpr int kRows = kTileRows, kPieceColumns = Piece<Layout>::kCols;
   static constexpr int kPieceUnits = Piece<Layout>::kUnits, kPieceBytes = Piece<Layout>::kBytes;
   // Inputs lie as [32 columns][tokens], or, where rows are copied singly, as rows a bit apart.
   static constexpr int kChunkBytes = kUnitColumns * 2, kRowGap = 64;
 
   static __host__ __device__ int step_columns(const StreamPhase& phase) {
-    return kSetWarps / phase.row_warps * kPieceColumns;
+    return (kSetWarps >> phase.row_shift) * kPieceColumns;
   }
 
   static __device__ __forceinline__ void bring(const StreamPhase& phase, int expert, int unit,
                                                int step, uint32_t to, uint32_t barrier) {
-    const int column_warps = kSetWarps / phase.row_warps;
+    const int column_warps = kSetWarps >> phase.row_shift;
     const int first = step * column_warps * kPieceUnits;
     const int bytes =
         min(column_warps * kPieceUnits, phase.tile_units - first) * Layout::kUnitBytes;
     arrive_and_expect(barrier, bytes * phase.row_warps);
-    const int matrices = phase.gated ? 2 : 1, panels = phase.row_warps / matrices;
+    const int panels = phase.row_warps >> (phase.gated ? 1 : 0);
     const int64_t offset = expert * phase.matrix_bytes + int64_t{first} * Layout::kUnitBytes;
     for (int i = 0; i < panels; ++i) {
       const int panel = min(unit * panels + i, phase.panels - 1);
@@ -77,7 +77,7 @@ struct TileSource {
                     int column_warp, int lane)
         : lane_(lane),
           column_warp_(column_warp),
-          column_warps_(kSetWarps / phase.row_warps),
+          column_warps_(kSetWarps >> phase.row_shift),
           tile_units_(phase.tile_units) {
       const bool boxed = phase.x_rows == nullptr;
       chunk_bytes_ = boxed ? phase.box_tokens * kChunkBytes : kChunkBytes;
@@ -90,7 +90,7 @@ struct TileSource {
       }
       if constexpr (Layout::kGroup == 0) {
         // Behind the last unit of the panel.
-        const int matrices = phase.gated ? 2 : 1, panels = phase.row_warps / matrices;
+        const int panels = phase.row_warps >> (phase.gated ? 1 : 0);
         const bool up = row_warp >= panels;
         const int panel = min(unit * panels + row_warp - (up ? panels : 0), phase.panels - 1);
         const uint8_t* of_panel = (up ? phase.up.tiles : phase.weights.tiles) +
@@ -131,7 +131,7 @@ struct TileSource {
       }
     }
 
-   private:
+   protected:
     static __device__ __forceinline__ const unsigned char* shared_pointer(uint32_t address) {
       return static_cast<const unsigned char*>(__cvta_shared_to_generic(address));
     }

@@ -86,6 +86,7 @@ StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int r
                          bool gated) {
   StreamPhase phase{};
   phase.row_warps = row_warps;
+  while (1 << phase.row_shift < row_warps) ++phase.row_shift;
   phase.gated = gated;
   phase.rows = products.rows;
   phase.cols = products.cols;

@@ -6,7 +6,6 @@
 //   kSets · 8 warps multiply, each kRows rows × kPieceColumns columns at a time; sets take turns
 //   in the steps of the columns
 //   kPieceBytes: of what a warp takes of a slot of the ring
-//   kBuffers: of sums in shared memory
 //   step_columns(phase)
 //   bring(phase, expert, unit, step, to, barrier): by one lane; announces the bytes itself
 //   bring_inputs(phase, tokens, step, row, to, barrier): by the lanes of a warp, likewise; row: of
@@ -36,8 +35,14 @@ struct TokenTile {
   int32_t begin;
 };
 
+// Units whose sums lie in shared memory until they are added up: that takes less time than the
+// products of the next one.
+inline constexpr int kStreamBuffers = 1;
+
 struct StreamBarriers {
-  uint64_t full[kMostSlots], empty[kMostSlots], listed;
+  uint64_t full[kMostSlots], empty[kMostSlots];
+  uint64_t sums_full[kStreamBuffers], sums_empty[kStreamBuffers];
+  uint64_t listed;
   int num_listed;
 };
 
@@ -74,11 +79,13 @@ template <typename Source, int kTokenTiles>
 struct StreamBlock {
   static constexpr int kTokens = 8 * kTokenTiles;
   static constexpr int kMultipliers = Source::kSets * kSetWarps;
-  static constexpr int kMultiplierThreads = kMultipliers * kWarp;
-  // One warp brings weights, one inputs, one finds out who the experts are.
+  // One warp brings weights, one inputs, one finds out who the experts are; the last ones add up
+  // and store what the multiplying warps leave of a unit, while those go on.
+  static constexpr int kAdders = Source::kSets > 1 && kTokenTiles > 1 ? 2 : 4;
+  static constexpr int kAdderThreads = kAdders * kWarp;
   static constexpr int kWeightWarp = kMultipliers, kInputWarp = kMultipliers + 1,
-                       kListWarp = kMultipliers + 2;
-  static constexpr int kThreads = (kMultipliers + 3) * kWarp;
+                       kListWarp = kMultipliers + 2, kFirstAdder = kMultipliers + 3;
+  static constexpr int kThreads = (kFirstAdder + kAdders) * kWarp;
 
   const StreamPlan& plan;
   StreamBarriers& barriers;
@@ -103,7 +110,7 @@ struct StreamBlock {
       }
       const int units = phase.units();
       for (; next < tiles * units; next += gridDim.x) {
-        const int tile = next / units;
+        const int tile = next < units ? 0 : next / units;
         const TokenTile tokens =
             phase.routed
                 ? list[tile]
@@ -173,13 +180,12 @@ struct StreamBlock {
       if (phase.x_rows != nullptr && lane < tokens.count) {
         row = phase.x + phase.x_rows[tokens.begin + lane] * phase.x_stride;
       }
-      int awaited = -1;
+      int there = 0;  // columns of the inputs
       for (int step = 0; step < phase.steps; ++step, ring.advance()) {
         wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
-        if (phase.awaits >= 0) {
-          const int part = step * Source::step_columns(phase) / kCountedColumns;
-          if (part != awaited) await_units(phase, tile, part);
-          awaited = part;
+        if (phase.awaits >= 0 && there < phase.cols) {
+          const int end = min((step + 1) * Source::step_columns(phase), phase.cols);
+          while (there < end) there = columns_there(phase, tile);
         }
         Source::template bring_inputs<kTokens>(
             phase, tokens, step, row, inputs + ring.slot() * plan.slot_inputs, full(ring.slot()));
@@ -203,38 +209,31 @@ struct StreamBlock {
   __device__ void multiply() {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int set = warp / kSetWarps;
-    Ring ring(plan.slots);
-    int parity = 0;
-    for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit) {
-      const int row_warp = warp % kSetWarps % phase.row_warps;
-      const int column_warp = warp % kSetWarps / phase.row_warps;
+    Ring ring(plan.slots), buffers(kStreamBuffers);
+    for_each_unit([&](const StreamPhase& phase, int, const TokenTile& tokens, int unit) {
+      const int row_warp = warp & (phase.row_warps - 1);
+      const int column_warp = warp % kSetWarps >> phase.row_shift;
       typename Source::template Lane<kTokenTiles> own(phase, tokens, unit, row_warp, column_warp,
                                                       lane);
       float sums[Source::kRows / 16][kTokenTiles][4] = {};
 #pragma unroll 1
       for (int step = 0; step < phase.steps; ++step, ring.advance()) {
-        if (Source::kSets > 1 && step % Source::kSets != set) continue;
         wait_barrier(full(ring.slot()), ring.parity());
-        own.multiply(step, weights + ring.slot() * slot_bytes<Source>(),
-                     inputs + ring.slot() * plan.slot_inputs, sums);
+        if (Source::kSets == 1 || step % Source::kSets == set) {
+          own.multiply(step, weights + ring.slot() * slot_bytes<Source>(),
+                       inputs + ring.slot() * plan.slot_inputs, sums);
+        }
         __syncwarp();
         if (lane == 0) arrive(empty(ring.slot()));
       }
       own.finish(sums);
 
-      // The sums of all warps meet in shared memory; where there is room, two units take turns.
-      float* partial = partials + parity * partial_size;
-      if constexpr (Source::kBuffers > 1) {
-        parity ^= 1;
-      } else {
-        sync_multipliers();  // the last unit's are read
-      }
+      wait_barrier(sums_empty(buffers.slot()), buffers.parity() ^ 1);
       const int row_stride = partial_stride<Source>(phase.row_warps);
-      const int part_stride = plan.partial_tokens * row_stride;
-      const int rows = Source::kRows * phase.row_warps;
-      float* own_part = partial +
-                        (set * (kSetWarps / phase.row_warps) + column_warp) * part_stride +
-                        row_warp * Source::kRows + lane / 4;
+      const int part = (set << (kSetShift - phase.row_shift)) + column_warp;
+      float* own_part = partials + buffers.slot() * partial_size +
+                        part * plan.partial_tokens * row_stride + row_warp * Source::kRows +
+                        lane / 4;
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
@@ -248,18 +247,34 @@ struct StreamBlock {
           }
         }
       }
-      sync_multipliers();
+      __syncwarp();
+      if (lane == 0) arrive(sums_full(buffers.slot()));
+      buffers.advance();
+    });
+  }
+
+  __device__ void add_up() {
+    const int thread = threadIdx.x - kFirstAdder * kWarp;
+    Ring buffers(kStreamBuffers);
+    for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit) {
+      wait_barrier(sums_full(buffers.slot()), buffers.parity());
+      const float* partial = partials + buffers.slot() * partial_size;
+      const int row_stride = partial_stride<Source>(phase.row_warps);
+      const int part_stride = plan.partial_tokens * row_stride;
+      const int parts = kMultipliers >> phase.row_shift;
+      const int shift = kRowShift + phase.row_shift, rows = 1 << shift;
       const auto sum_of = [&](int token, int row) {
         const float* at = partial + token * row_stride + row;
         float sum = 0;
-        for (int k = 0; k < kMultipliers; k += phase.row_warps, at += part_stride) sum += *at;
+#pragma unroll 4
+        for (int k = 0; k < parts; ++k, at += part_stride) sum += *at;
         return sum;
       };
       if (!phase.gated) {
-        const int first_row = unit * rows;
+        const int first_row = unit << shift;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < tokens.count * rows; i += kMultiplierThreads) {
-          const int token = i / rows, row = i % rows;
+        for (int i = thread; i < tokens.count << shift; i += kAdderThreads) {
+          const int token = i >> shift, row = i & (rows - 1);
           if (first_row + row < phase.rows) {
             phase.y[(tokens.begin + token) * phase.out_stride + first_row + row] =
                 sum_of(token, row);
@@ -267,48 +282,60 @@ struct StreamBlock {
         }
       } else {
         const int half = rows / 2, first_row = unit * half;
-        const auto gated = [&](int token, int row) {
-          const float gate = sum_of(token, row), up = sum_of(token, half + row);
-          return (phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate)) * up;
-        };
 #pragma unroll 1
-        for (int i = threadIdx.x; i < tokens.count * half; i += kMultiplierThreads) {
-          const int token = i / half, row = i % half;
+        for (int i = thread; i < tokens.count << (shift - 1); i += kAdderThreads) {
+          const int token = i >> (shift - 1), row = i & (half - 1);
           if (first_row + row >= phase.rows) continue;
+          const float gate = sum_of(token, row), up = sum_of(token, half + row);
+          const float active = phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
           phase.packed[(tokens.begin + token) * phase.out_stride + first_row + row] =
-              static_cast<uint16_t>(pack_bfloat16(gated(token, row), 0));
+              static_cast<uint16_t>(pack_bfloat16(active * up, 0));
         }
       }
+      __syncwarp();
+      if (thread % kWarp == 0) arrive(sums_empty(buffers.slot()));
+      buffers.advance();
       if (phase.counts >= 0) {
         __threadfence();
         publish_to_copies();
-        sync_multipliers();
-        if (threadIdx.x == 0) {
+        sync_adders();
+        if (thread == 0) {
           __threadfence();
           const int part = unit * phase.unit_rows / kCountedColumns;
           atomicAdd(plan.counters + phase.counts + tile * stream_counters(phase.rows) + part, 1);
         }
       }
     });
-    if (plan.num_counters > 0 && warp == 0) reset_counters();
+    if (plan.num_counters > 0 && thread < kWarp) reset_counters();
   }
 
  private:
-  // Until the part's columns of the inputs are there.
-  __device__ void await_units(const StreamPhase& phase, int tile, int part) const {
-    const int columns = min(kCountedColumns, phase.cols - part * kCountedColumns);
-    const int units = (columns + phase.awaited_unit_rows - 1) / phase.awaited_unit_rows;
-    const int32_t* counter =
-        plan.counters + phase.awaits + tile * stream_counters(phase.cols) + part;
+  static constexpr int kSetShift = 3, kRowShift = Source::kRows == 16 ? 4 : 5;
+  static_assert(kSetWarps == 1 << kSetShift && Source::kRows == 1 << kRowShift);
+
+  __device__ uint32_t sums_full(int i) const { return shared_address(&barriers.sums_full[i]); }
+  __device__ uint32_t sums_empty(int i) const { return shared_address(&barriers.sums_empty[i]); }
+
+  // How many of the first columns of the inputs there are; up to 32 counters.
+  __device__ int columns_there(const StreamPhase& phase, int tile) const {
+    const int lane = threadIdx.x % kWarp;
+    const int counters = stream_counters(phase.cols);
     int count = 0;
-    do {
+    if (lane < counters) {
+      const int32_t* counter = plan.counters + phase.awaits + tile * counters + lane;
       asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
-    } while (count < units);
-    publish_to_copies();
+    }
+    const int columns = min(kCountedColumns, phase.cols - lane * kCountedColumns);
+    const bool done = lane < counters && count * phase.awaited_unit_rows >= columns;
+    const unsigned missing = ~__ballot_sync(0xffffffffu, done);
+    const int parts = missing == 0 ? kWarp : __ffs(static_cast<int>(missing)) - 1;
+    __syncwarp();
+    if (parts > 0) publish_to_copies();
+    return min(parts * kCountedColumns, phase.cols);
   }
 
-  static __device__ void sync_multipliers() {
-    asm volatile("bar.sync 1, %0;" ::"n"(kMultiplierThreads) : "memory");
+  static __device__ void sync_adders() {
+    asm volatile("bar.sync 1, %0;" ::"n"(kAdderThreads) : "memory");
   }
 
   // Counter 0 counts the blocks that are done; the last one leaves all of them at zero.
@@ -340,7 +367,7 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   }
   Block block{plan,
               barriers,
-              reinterpret_cast<TokenTile*>(partials + Source::kBuffers * partial_size),
+              reinterpret_cast<TokenTile*>(partials + kStreamBuffers * partial_size),
               shared_address(ring),
               shared_address(inputs),
               partials,
@@ -349,7 +376,11 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < plan.slots; ++slot) {
       init_barrier(block.full(slot), 2);
-      init_barrier(block.empty(slot), kSetWarps);
+      init_barrier(block.empty(slot), Block::kMultipliers);
+    }
+    for (int i = 0; i < kStreamBuffers; ++i) {
+      init_barrier(shared_address(&barriers.sums_full[i]), Block::kMultipliers);
+      init_barrier(shared_address(&barriers.sums_empty[i]), Block::kAdders);
     }
     init_barrier(shared_address(&barriers.listed), 1);
     publish_barriers();
@@ -361,6 +392,8 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
     block.bring_inputs();
   } else if (warp == Block::kListWarp) {
     if (plan.experts > 0) block.list_experts();
+  } else if (warp >= Block::kFirstAdder) {
+    block.add_up();
   } else {
     block.multiply();
   }
@@ -378,7 +411,7 @@ size_t stream_block_bytes(const StreamPlan& plan, int slots) {
         std::max(partial, partial_floats<Source>(plan.phases[p].row_warps, plan.partial_tokens));
   }
   return kBoxAlignment + static_cast<size_t>(slots) * (slot_bytes<Source>() + plan.slot_inputs) +
-         Source::kBuffers * partial * sizeof(float) + plan.most_entries * sizeof(TokenTile);
+         kStreamBuffers * partial * sizeof(float) + plan.most_entries * sizeof(TokenTile);
 }
 
 template <typename Source, int kTokenTiles>

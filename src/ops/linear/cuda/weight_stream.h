@@ -39,6 +39,7 @@ struct StreamPhase {
   int cols;
   int steps;      // of the columns
   int row_warps;  // 1 (tiles), 2, 4 or 8 of each eight warps; the others take further columns
+  int row_shift;  // 2^row_shift row warps
   bool gated;     // outputs are activation(gate) ⊙ up, rounded to bfloat16
   bool routed;    // of experts
   bool early;     // the inputs were complete before the kernel in front of this one began
@@ -62,7 +63,8 @@ struct StreamPhase {
   __host__ __device__ int units() const { return (rows + unit_rows - 1) / unit_rows; }
 };
 
-inline constexpr int kCountedColumns = 1024;
+// Columns of a counter; inputs that others make have at most 32 of those.
+inline constexpr int kCountedColumns = 1024, kMostCountedColumns = 32 * kCountedColumns;
 __host__ __device__ inline int stream_counters(int columns) {
   return (columns + kCountedColumns - 1) / kCountedColumns;
 }

@@ -16,27 +16,32 @@ namespace braid::cuda {
 namespace {
 
 // A tile is 256 rows of weights (gated: 128 of gate and of up) × up to kMostTokens tokens of one
-// expert. Two groups of four warps multiply, each two boxes of 64 rows; a third one copies.
-constexpr int kMostTokens = 192;
+// expert. Two groups of four warps multiply, each two boxes of 64 rows; a third one copies: one
+// thread weights, three warps inputs. Both go through rings of their own, 64 columns a slot:
+// weights come from memory, which takes as many bytes on their way as find room; inputs are in the
+// second-level cache.
+constexpr int kMostTokens = 160;
 constexpr int kBoxes = 4, kBoxRows = 64;
 constexpr int kBoxBytes = kBoxRows * kTileColumns * 2;
 constexpr int kWeightBytes = kBoxes * kBoxBytes;
 constexpr int kInputBytes = kMostTokens * kTileColumns * 2;
-constexpr int kStageBytes = kWeightBytes + kInputBytes;
-constexpr int kStages = 4;
+constexpr int kWeightSlots = 5, kInputSlots = 3;
 constexpr int kGroupThreads = 128;
 constexpr int kWideThreads = 3 * kGroupThreads;
 constexpr int kMultiplierWarps = 2 * kGroupThreads / kWarp;
+constexpr int kInputThreads = kGroupThreads - kWarp;
 constexpr int kMostExperts = 512;
-// Alignment of the stages, too, which a kernel without other shared memory gets by itself.
+// Of the slots, which a kernel without other shared memory gets by itself.
 constexpr int kBoxAlignment = 1024;
 
 struct Shared {
-  uint64_t full[kStages], empty[kStages];
+  uint64_t full_weights[kWeightSlots], empty_weights[kWeightSlots];
+  uint64_t full_inputs[kInputSlots], empty_inputs[kInputSlots];
   int first_tile[kMostExperts + 1];  // tiles of tokens of the experts before each
   int warp_tiles[kWideThreads / kWarp];
 };
-constexpr int kSharedBytes = kStages * kStageBytes + static_cast<int>(sizeof(Shared));
+constexpr int kRingBytes = kWeightSlots * kWeightBytes + kInputSlots * kInputBytes;
+constexpr int kSharedBytes = kRingBytes + static_cast<int>(sizeof(Shared));
 static_assert(kSharedBytes <= 227 << 10);
 
 struct Tile {
@@ -121,28 +126,14 @@ __device__ __forceinline__ void for_each_tile(const WideProducts& p, const Share
   }
 }
 
-// The same for a pair of blocks (a cluster) that share the weights of a row tile: each has half of
-// the tokens. One matrix only.
-template <typename Run>
-__device__ __forceinline__ void for_each_pair_tile(const WideProducts& p, int rank,
-                                                   const Run& run) {
-  const int each = tile_units(p), row_tiles = (matrix_units(p) + each - 1) / each;
-  const int pairs = (p.tokens + 2 * kMostTokens - 1) / (2 * kMostTokens);
-  const int of_pair = (p.tokens + pairs - 1) / pairs;
-  for (int i = blockIdx.x / 2; i < row_tiles * pairs; i += gridDim.x / 2) {
-    const int row_tile = i / pairs, begin = (i - row_tile * pairs) * of_pair;
-    const int count = min(of_pair, p.tokens - begin), half = (count + 1) / 2;
-    run(Tile{0, begin + rank * half, rank == 0 ? half : count - half, row_tile * each});
-  }
-}
-
-// Slots of the ring in turn.
+// Slots of a ring in turn.
+template <int kSlots>
 class Ring {
  public:
   __device__ int slot() const { return slot_; }
   __device__ uint32_t parity() const { return parity_; }
   __device__ void advance() {
-    if (++slot_ == kStages) slot_ = 0, parity_ ^= 1;
+    if (++slot_ == kSlots) slot_ = 0, parity_ ^= 1;
   }
 
  private:
@@ -154,101 +145,56 @@ __device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-__device__ void bring(const WideProducts& p, Shared& shared, uint32_t stages) {
-  const int thread = threadIdx.x % kGroupThreads;
-  const int piece = thread % 8;
-  constexpr int kEach = kMostTokens / (kGroupThreads / 8);
-  Ring ring;
+// By one thread.
+__device__ void bring_weights(const WideProducts& p, Shared& shared, uint32_t slots) {
+  Ring<kWeightSlots> ring;
   for_each_tile(p, shared, [&](const Tile& tile) {
-    const uint16_t* from[kEach];
+    const int units = min(tile_units(p), matrix_units(p) - tile.first);
+    const int boxes = p.gated ? 2 * units : units;
+    const int row = tile.expert * p.expert_rows + tile.first * kBoxRows;
+    for (int step = 0; step < p.steps; ++step, ring.advance()) {
+      wait_barrier(shared_address(&shared.empty_weights[ring.slot()]), ring.parity() ^ 1);
+      const uint32_t full = shared_address(&shared.full_weights[ring.slot()]);
+      const uint32_t to = slots + ring.slot() * kWeightBytes;
+      arrive_and_expect(full, boxes * kBoxBytes);
+      const int column = step * kTileColumns;
+      for (int box = 0; box < boxes; ++box) {
+        const bool up = p.gated && box % 2 == 1;
+        copy_box(to + box * kBoxBytes, up ? &p.up : &p.weights, column,
+                 row + (up ? p.up_row : 0) + (p.gated ? box / 2 : box) * kBoxRows, full);
+      }
+    }
+  });
+}
+
+// By kInputThreads threads, eight of them a row.
+__device__ void bring_inputs(const WideProducts& p, Shared& shared, uint32_t slots, int thread) {
+  constexpr int kRowsAtOnce = kInputThreads / 8;
+  constexpr int kEach = (kMostTokens + kRowsAtOnce - 1) / kRowsAtOnce;
+  const int piece = thread % 8, first = thread / 8;
+  Ring<kInputSlots> ring;
+  for_each_tile(p, shared, [&](const Tile& tile) {
+    int rows[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int token = min(thread / 8 + i * (kGroupThreads / 8), tile.count - 1) + tile.begin;
-      from[i] = p.x + (p.x_rows != nullptr ? p.x_rows[token] : token) * p.x_stride + piece * 8;
+      const int pair = tile.begin + min(first + i * kRowsAtOnce, tile.count - 1);
+      rows[i] = p.x_rows != nullptr ? p.x_rows[pair] : pair;
     }
-    const int boxes =
-        p.gated ? min(2, matrix_units(p) - tile.first) * 2 : min(4, matrix_units(p) - tile.first);
     for (int step = 0; step < p.steps; ++step, ring.advance()) {
-      wait_barrier(shared_address(&shared.empty[ring.slot()]), ring.parity() ^ 1);
-      const uint32_t full = shared_address(&shared.full[ring.slot()]);
-      const uint32_t stage = stages + ring.slot() * kStageBytes;
-      if (thread == 0) {
-        arrive_and_expect(full, boxes * kBoxBytes);
-        const int column = step * kTileColumns;
-        for (int box = 0; box < boxes; ++box) {
-          const bool up = p.gated && box % 2 == 1;
-          const int unit = tile.first + (p.gated ? box / 2 : box);
-          copy_box(stage + box * kBoxBytes, up ? &p.up : &p.weights, column,
-                   tile.expert * p.expert_rows + (up ? p.up_row : 0) + unit * kBoxRows, full);
-        }
-      }
+      wait_barrier(shared_address(&shared.empty_inputs[ring.slot()]), ring.parity() ^ 1);
+      const uint32_t to = slots + ring.slot() * kInputBytes;
+      const uint16_t* const from = p.x + step * kTileColumns + piece * 8;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        const int token = thread / 8 + i * (kGroupThreads / 8);
+        const int token = first + i * kRowsAtOnce;
         if (token < tile.count) {
-          copy16_async(stage + kWeightBytes + place(token, piece), from[i] + step * kTileColumns,
-                       true);
+          copy16_async(to + place(token, piece), from + rows[i] * p.x_stride, true);
         }
       }
-      arrive_after_copies(full);
+      arrive_after_copies(shared_address(&shared.full_inputs[ring.slot()]));
     }
   });
   wait_for_copies<0>();
-}
-
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
-}
-// At the barrier that the other block of a pair has in the same place.
-__device__ __forceinline__ void arrive_there(uint32_t barrier, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
-}
-// A box to the same place of both blocks, each of whose barriers hears of it.
-__device__ __forceinline__ void copy_box_to_both(uint32_t to, const CUtensorMap* map, int column,
-                                                 int row, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>(3))
-      : "memory");
-}
-
-// By one thread.
-__device__ void bring_pair(const WideProducts& p, Shared& shared, uint32_t stages, int rank) {
-  Ring ring;
-  for_each_pair_tile(p, rank, [&](const Tile& tile) {
-    const int units = min(tile_units(p), matrix_units(p) - tile.first);
-    const int boxes = p.gated ? 2 * units : units;
-    const int input_boxes = (tile.count + kBoxRows - 1) / kBoxRows;
-    for (int step = 0; step < p.steps; ++step, ring.advance()) {
-      wait_barrier(shared_address(&shared.empty[ring.slot()]), ring.parity() ^ 1);
-      const uint32_t full = shared_address(&shared.full[ring.slot()]);
-      const uint32_t stage = stages + ring.slot() * kStageBytes;
-      arrive_and_expect(full, (boxes + input_boxes) * kBoxBytes);
-      const int column = step * kTileColumns;
-      for (int box = 2 * rank; box < min(2 * rank + 2, boxes); ++box) {
-        const bool up = p.gated && box % 2 == 1;
-        const int unit = tile.first + (p.gated ? box / 2 : box);
-        copy_box_to_both(stage + box * kBoxBytes, up ? &p.up : &p.weights, column,
-                         (up ? p.up_row : 0) + unit * kBoxRows, full);
-      }
-      for (int box = 0; box < input_boxes; ++box) {
-        copy_box(stage + kWeightBytes + box * kBoxBytes, &p.inputs, column,
-                 tile.begin + box * kBoxRows, full);
-      }
-    }
-  });
 }
 
 // An 8 × 8 matrix of 16-bit elements, of which lane l holds two of row l / 4, turned over.
@@ -288,30 +234,75 @@ __device__ void store_gated(const WideProducts& p, const Tile& tile, int unit,
   }
 }
 
-// One lane of each multiplying warp, when the warp is done with a slot.
-template <bool kPair>
-__device__ __forceinline__ void release(Shared& shared, int slot) {
-  const uint32_t empty = shared_address(&shared.empty[slot]);
-  arrive(empty);
-  if constexpr (kPair) arrive_there(empty, cluster_rank() ^ 1);
+// The 4 × 4 values of four lanes that are four apart, turned over.
+__device__ __forceinline__ float4 exchanged(float a, float b, float c, float d) {
+  const int lane = threadIdx.x % kWarp;
+  const bool odd = (lane & 4) != 0, high = (lane & 8) != 0;
+  const float x = __shfl_xor_sync(0xffffffffu, odd ? a : b, 4);
+  const float y = __shfl_xor_sync(0xffffffffu, odd ? c : d, 4);
+  (odd ? a : b) = x;
+  (odd ? c : d) = y;
+  const float z = __shfl_xor_sync(0xffffffffu, high ? a : c, 8);
+  const float w = __shfl_xor_sync(0xffffffffu, high ? b : d, 8);
+  (high ? a : c) = z;
+  (high ? b : d) = w;
+  return {a, b, c, d};
 }
 
-template <int kTokens, bool kPair>
-__device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t stages,
-                              const Tile& tile, Ring& ring) {
-  const int group = threadIdx.x / kGroupThreads;
+// Sums of 64 rows from `first_row` on.
+template <int kTokens>
+__device__ void store_sums(const WideProducts& p, const Tile& tile, int first_row,
+                           const float (&sums)[kTokens / 2]) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
+  if (p.aligned && first_row + kBoxRows <= p.rows) {
+    // A lane gets four rows of one of the two tokens, of the first eight rows or of the others.
+    const int kind = lane / 4 % 4, first_token = lane % 4 * 2 + kind % 2;
+    float* const out = p.y + (tile.begin + first_token) * p.out_stride + first_row + warp * 16 +
+                       kind / 2 * 8 + lane / 16 * 4;
+#pragma unroll
+    for (int j = 0; j < kTokens / 8; ++j) {
+      const float4 v = exchanged(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
+      if (8 * j + first_token < tile.count) {
+        *reinterpret_cast<float4*>(out + 8 * j * p.out_stride) = v;
+      }
+    }
+    return;
+  }
+  const int row = first_row + warp * 16 + lane / 4;
+  float* const out = p.y + (tile.begin + lane % 4 * 2) * p.out_stride + row;
+#pragma unroll
+  for (int i = 0; i < kTokens / 2; ++i) {
+    const int token = i / 4 * 8 + i % 2, below = i % 4 / 2 * 8;
+    if (row + below < p.rows && token + lane % 4 * 2 < tile.count) {
+      out[token * p.out_stride + below] = sums[i];
+    }
+  }
+}
+
+struct Rings {
+  Ring<kWeightSlots> weights;
+  Ring<kInputSlots> inputs;
+};
+
+template <int kTokens>
+__device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t slots,
+                              const Tile& tile, Rings& rings) {
+  const int group = threadIdx.x / kGroupThreads, lane = threadIdx.x % kWarp;
   const int unit = tile.first + group * (p.gated ? 1 : 2);
   const bool active = unit < matrix_units(p);
   float sums[2][kTokens / 2] = {};
-  int last = 0;
-  for (int step = 0; step < p.steps; ++step, ring.advance()) {
-    wait_barrier(shared_address(&shared.full[ring.slot()]), ring.parity());
-    if constexpr (!kPair) publish_to_tensor_cores();  // inputs that ordinary copies have brought
+  for (int step = 0; step < p.steps; ++step) {
+    const int weight_slot = rings.weights.slot(), input_slot = rings.inputs.slot();
+    wait_barrier(shared_address(&shared.full_weights[weight_slot]), rings.weights.parity());
+    wait_barrier(shared_address(&shared.full_inputs[input_slot]), rings.inputs.parity());
+    rings.weights.advance();
+    rings.inputs.advance();
+    publish_to_tensor_cores();  // inputs, which ordinary copies have brought
     if (active) {
-      const uint32_t stage = stages + ring.slot() * kStageBytes;
-      const uint64_t x = tile_descriptor(stage + kWeightBytes);
-      const uint64_t w = tile_descriptor(stage + group * 2 * kBoxBytes);
+      const uint64_t w =
+          tile_descriptor(slots + weight_slot * kWeightBytes + group * 2 * kBoxBytes);
+      const uint64_t x =
+          tile_descriptor(slots + kWeightSlots * kWeightBytes + input_slot * kInputBytes);
       begin_products();
 #pragma unroll
       for (int k = 0; k < kTileColumns / 16; ++k) {
@@ -322,105 +313,82 @@ __device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t st
         }
       }
       commit_products();
-      wait_for_products<1>();
+      // Room for the next copies matters more than products without a pause, which the other group
+      // fills.
+      wait_for_products<0>();
     }
-    if (step > 0 && lane == 0) release<kPair>(shared, last);
-    last = ring.slot();
+    if (lane == 0) {
+      arrive(shared_address(&shared.empty_weights[weight_slot]));
+      arrive(shared_address(&shared.empty_inputs[input_slot]));
+    }
   }
-  wait_for_products<0>();
-  if (lane == 0) release<kPair>(shared, last);
   if (!active) return;
-  if (p.gated) {
-    if (p.activation == Activation::kSilu) {
-      store_gated<kTokens, Activation::kSilu>(p, tile, unit, sums);
-    } else {
-      store_gated<kTokens, Activation::kGeluTanh>(p, tile, unit, sums);
+  if (!p.gated) {
+    store_sums<kTokens>(p, tile, unit * kBoxRows, sums[0]);
+    if (unit + 1 < matrix_units(p)) {
+      store_sums<kTokens>(p, tile, (unit + 1) * kBoxRows, sums[1]);
     }
-    return;
-  }
-#pragma unroll
-  for (int block = 0; block < 2; ++block) {
-    const int row = (unit + block) * kBoxRows + warp * 16 + lane / 4;
-    float* const out = p.y + (tile.begin + lane % 4 * 2) * p.out_stride + row;
-#pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) {
-      const int token = i / 4 * 8 + i % 2, below = i % 4 / 2 * 8;
-      if (row + below < p.rows && token + lane % 4 * 2 < tile.count) {
-        out[token * p.out_stride + below] = sums[block][i];
-      }
-    }
-  }
-}
-
-template <bool kPair>
-__device__ void multiply(const WideProducts& p, Shared& shared, uint32_t stages) {
-  Ring ring;
-  const auto run = [&](const Tile& tile) {
-    if (tile.count <= 64) {
-      multiply_tile<64, kPair>(p, shared, stages, tile, ring);
-    } else if (tile.count <= 96) {
-      multiply_tile<96, kPair>(p, shared, stages, tile, ring);
-    } else if (tile.count <= 128) {
-      multiply_tile<128, kPair>(p, shared, stages, tile, ring);
-    } else if (tile.count <= 160) {
-      multiply_tile<160, kPair>(p, shared, stages, tile, ring);
-    } else {
-      multiply_tile<192, kPair>(p, shared, stages, tile, ring);
-    }
-  };
-  if constexpr (kPair) {
-    for_each_pair_tile(p, cluster_rank(), run);
+  } else if (p.activation == Activation::kSilu) {
+    store_gated<kTokens, Activation::kSilu>(p, tile, unit, sums);
   } else {
-    for_each_tile(p, shared, run);
+    store_gated<kTokens, Activation::kGeluTanh>(p, tile, unit, sums);
   }
 }
 
-template <bool kPair>
+__device__ void multiply(const WideProducts& p, Shared& shared, uint32_t slots) {
+  Rings rings;
+  for_each_tile(p, shared, [&](const Tile& tile) {
+    if (tile.count <= 64) {
+      multiply_tile<64>(p, shared, slots, tile, rings);
+    } else if (tile.count <= 128) {
+      multiply_tile<128>(p, shared, slots, tile, rings);
+    } else {
+      multiply_tile<kMostTokens>(p, shared, slots, tile, rings);
+    }
+  });
+}
+
 __global__ void __launch_bounds__(kWideThreads, 1)
     wide_products_kernel(const __grid_constant__ WideProducts p) {
   extern __shared__ __align__(kBoxAlignment) unsigned char memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory + kStages * kStageBytes);
-  const uint32_t stages = shared_address(memory);
+  Shared& shared = *reinterpret_cast<Shared*>(memory + kRingBytes);
+  const uint32_t slots = shared_address(memory);
   if (threadIdx.x == 0) {
-    for (int slot = 0; slot < kStages; ++slot) {
-      init_barrier(shared_address(&shared.full[slot]), kPair ? 1 : kGroupThreads + 1);
-      init_barrier(shared_address(&shared.empty[slot]), (kPair ? 2 : 1) * kMultiplierWarps);
+    for (int slot = 0; slot < kWeightSlots; ++slot) {
+      init_barrier(shared_address(&shared.full_weights[slot]), 1);
+      init_barrier(shared_address(&shared.empty_weights[slot]), kMultiplierWarps);
+    }
+    for (int slot = 0; slot < kInputSlots; ++slot) {
+      init_barrier(shared_address(&shared.full_inputs[slot]), kInputThreads);
+      init_barrier(shared_address(&shared.empty_inputs[slot]), kMultiplierWarps);
     }
     publish_barriers();
     prefetch_map(&p.weights);
     if (p.gated) prefetch_map(&p.up);
   }
   wait_for_inputs();
-  if constexpr (kPair) {
-    publish_to_copies();  // inputs of ordinary stores
-    __syncthreads();
-    sync_cluster();
-  } else if (p.experts > 0) {
+  if (p.experts > 0) {
     count_tiles(p, shared);
   } else {
     __syncthreads();
   }
   if (threadIdx.x >= 2 * kGroupThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    if constexpr (kPair) {
-      if (threadIdx.x == 2 * kGroupThreads) bring_pair(p, shared, stages, cluster_rank());
-      __syncwarp();
-    } else {
-      bring(p, shared, stages);
+    const int thread = threadIdx.x - 2 * kGroupThreads;
+    if (thread >= kWarp) {
+      bring_inputs(p, shared, slots + kWeightSlots * kWeightBytes, thread - kWarp);
+    } else if (thread == 0) {
+      bring_weights(p, shared, slots);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-    multiply<kPair>(p, shared, stages);
-  }
-  if constexpr (kPair) {
-    __syncthreads();
-    sync_cluster();  // the other block may still write here
+    multiply(p, shared, slots);
   }
 }
 
 bool runs_here() {
   cudaFuncAttributes attributes{};
-  const bool found = cudaFuncGetAttributes(&attributes, wide_products_kernel<false>) == cudaSuccess;
+  const bool found = cudaFuncGetAttributes(&attributes, wide_products_kernel) == cudaSuccess;
   if (!found) cudaGetLastError();  // clears it
   return found;
 }
@@ -437,48 +405,24 @@ WideProducts wide_products_of(const Products& products) {
   p.x_stride = products.packed_stride;
   p.y = products.y;
   p.out_stride = products.y_stride;
+  p.aligned = products.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(products.y) % 16 == 0;
   p.tokens = products.tokens;
   p.experts = products.experts;
   p.offsets = products.offsets;
   return p;
 }
 
-// Blocks go by pairs.
-void launch_pairs(Stream& stream, void (*kernel)(WideProducts), int blocks, const WideProducts& p) {
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = 2;
-  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kWideThreads);
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream.cuda().handle();
-  config.attrs = attributes;
-  config.numAttrs = stream.cuda().overlaps_kernels() ? 2 : 1;
-  BRAID_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p));
-}
-
-template <bool kPair>
 void launch_wide(Stream& stream, const WideProducts& p) {
-  const auto kernel = wide_products_kernel<kPair>;
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  static const cudaError_t allowed = cudaFuncSetAttribute(
+      wide_products_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   BRAID_CUDA_CHECK(allowed);
+  // Tiles of tokens that there can be at most: full ones, and one that is not for each expert.
+  const int64_t token_tiles = p.tokens / kMostTokens + std::min(std::max(p.experts, 1), p.tokens);
   const int row_tiles = ceil_divide(ceil_divide(p.rows, kBoxRows), p.gated ? 2 : 4);
-  const int most = stream.cuda().num_multiprocessors();
-  if constexpr (kPair) {
-    const int pairs = ceil_divide(p.tokens, 2 * kMostTokens);
-    launch_pairs(stream, kernel, 2 * std::min(row_tiles * pairs, most / 2), p);
-  } else {
-    // Tiles of tokens that there can be at most: full ones, and one that is not for each expert.
-    const int64_t token_tiles = p.tokens / kMostTokens + std::min(std::max(p.experts, 1), p.tokens);
-    launch(stream, kernel,
-           dim3(static_cast<unsigned>(std::min<int64_t>(token_tiles * row_tiles, most))),
-           dim3(kWideThreads), kSharedBytes, p);
-  }
+  const int64_t blocks =
+      std::min<int64_t>(token_tiles * row_tiles, stream.cuda().num_multiprocessors());
+  launch(stream, wide_products_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kWideThreads),
+         kSharedBytes, p);
 }
 
 }  // namespace
@@ -494,7 +438,7 @@ bool wide_products_can(Stream& stream, const Products& products) {
 }
 
 void wide_products(Stream& stream, const Products& products) {
-  launch_wide<false>(stream, wide_products_of(products));
+  launch_wide(stream, wide_products_of(products));
 }
 
 void wide_gated_products(Stream& stream, const Products& products, const void* up,
@@ -511,9 +455,7 @@ void wide_gated_products(Stream& stream, const Products& products, const void* u
   p.x_rows = x_rows;
   p.packed = packed;
   p.out_stride = packed_stride;
-  if (p.experts > 0) return launch_wide<false>(stream, p);
-  p.inputs = make_tensor_map(p.x, p.tokens, products.cols, p.x_stride, kBoxRows);
-  launch_wide<true>(stream, p);
+  launch_wide(stream, p);
 }
 
 }  // namespace braid::cuda

@@ -13,7 +13,6 @@ namespace braid::cuda {
 // one group of warps copies weights and inputs, the others multiply and store. For Hopper.
 struct WideProducts {
   CUtensorMap weights, up;  // boxes of 64 rows; `up` if gated
-  CUtensorMap inputs;       // of one matrix with its tokens, boxes of 64 of them
   int up_row;               // of the first row of `up` in its map; of expert 0
   int expert_rows;          // from an expert's first row to the next one's
   int rows;                 // outputs a token
@@ -26,6 +25,7 @@ struct WideProducts {
   float* y;
   uint16_t* packed;  // if gated
   int64_t out_stride;
+  bool aligned;            // rows of y, to 16 bytes
   int tokens, experts;     // experts 0: one matrix
   const int32_t* offsets;  // [experts + 1]
 };
