@@ -34,12 +34,6 @@ TensorView observed_input(const LinearInput& x) {
   return x.packed.columns(0, x.x.dim(1));
 }
 
-TensorView observed_input(const LinearInput& x) {
-  // On a device x is not what it was prepared from.
-  if (x.x.device().is_cpu() || x.packed.empty()) return x.x;
-  return x.packed.columns(0, x.x.dim(1));
-}
-
 void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* const> matrices,
              std::span<TensorView> results, std::span<const Weight* const> ahead) {
   const auto follows = [](const Weight& first, int64_t rows, const Weight& next) {

@@ -52,6 +52,10 @@ class Placement {
   // What is placed from now on belongs to the next layer; after the last one, to none.
   void begin_layer() { layer_ = next_layer_++; }
   void end_layers() { layer_ = -1; }
+  // Waits until all that was placed so far is there.
+  void finish() {
+    if (upload_ != nullptr) upload_->finish();
+  }
 
   void place(Weight& weight);
   void place(Tensor& tensor);

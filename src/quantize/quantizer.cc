@@ -625,6 +625,7 @@ class Quantizer {
     const Timer timer(times_.load);
     if (!placement_) placement_.emplace(stream_.device());
     model_->place_layer(layer, *placement_);
+    placement_->finish();
   }
   void take_back(int64_t layer) {
     if (stream_.is_cpu()) return;

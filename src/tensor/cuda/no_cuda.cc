@@ -43,7 +43,6 @@ StreamState* create_stream_state(int device) { refuse(device); }
 void destroy_stream_state(StreamState*) noexcept {}
 void synchronize(StreamState&) { refuse(0); }
 const int32_t* on_device(StreamState&, const IndexList&) { refuse(0); }
-void copy_on_device(StreamState&, void*, const void*, size_t) { refuse(0); }
 std::byte* allocate_pinned(size_t) { refuse(0); }
 void release_pinned(std::byte*) noexcept {}
 void copy_to_host_async(StreamState&, void*, const void*, size_t) { refuse(0); }
