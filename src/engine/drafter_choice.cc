@@ -53,6 +53,10 @@ DrafterFactory load_assistant_drafter(const std::string& path, const LoadedModel
   };
   const auto loaded = std::make_shared<Loaded>(Loaded{ModelFiles::open(resolve_model(path)), {}});
   loaded->model = load_assistant(loaded->files, target.model());
+  if (!target.device().is_cpu()) {
+    Placement placement(target.device());
+    loaded->model->place(placement);
+  }
   spdlog::info("assistant {}: {}", loaded->files.origin(), to_string(loaded->model->load_report()));
   return [loaded](const DrafterSetup& setup) {
     return std::make_unique<AssistantDrafter>(
@@ -81,12 +85,6 @@ DrafterChoice parse_drafter(std::string_view text) {
 
 DrafterFactory load_drafter(const DrafterChoice& choice, const LoadedModel& target) {
   using Kind = DrafterChoice::Kind;
-  if (!target.device().is_cpu() && (choice.kind == Kind::kMtp || choice.kind == Kind::kAssistant)) {
-    throw Error(
-        "--speculate {}: computes on the CPU only so far; with --device cuda use ngram, "
-        "model:PATH or off",
-        choice.kind == Kind::kMtp ? "mtp" : "assistant");
-  }
   switch (choice.kind) {
     case DrafterChoice::Kind::kOff:
       return {};

@@ -36,6 +36,11 @@ const EngineOptions& check(const EngineOptions& options) {
   return options;
 }
 
+size_t num_logits_rows(const SequenceStep& step) {
+  if (step.logits == WantedLogits::kNone) return 0;
+  return step.logits == WantedLogits::kAll ? step.tokens.size() : 1;
+}
+
 uint64_t random_seed() {
   std::random_device device;
   return (uint64_t{device()} << 32) | device();
@@ -246,6 +251,7 @@ void Engine::run_step(std::vector<TokenEvent>& events) {
   StepResult result;
   try {
     result = runner_.run(plan_, {.wants_logits = false,
+                                 .draws = draw_rules(),
                                  .wants_hidden = speculation_ && speculation_->wants_hidden()});
   } catch (const Error& error) {
     for (const SequenceStep& step : plan_.sequences) {
@@ -287,14 +293,11 @@ void Engine::run_step(std::vector<TokenEvent>& events) {
 int64_t Engine::accept_rows(const SequenceStep& step, const StepResult& result, size_t& row,
                             std::vector<TokenEvent>& events) {
   Sequence& sequence = *owners_.at(step.sequence);
-  const size_t num_rows = step.logits == WantedLogits::kNone  ? 0
-                          : step.logits == WantedLogits::kAll ? step.tokens.size()
-                                                              : 1;
   const size_t first = row;
-  row += num_rows;
+  row += num_logits_rows(step);
   int64_t drawn = 0, accepted = 0;
   for (size_t i = first; i < row; ++i) {
-    events.push_back(accept_logits(sequence, result.rows[i], i));
+    events.push_back(accept_logits(sequence, result, i));
     ++drawn;
     if (!events.back().token || i + 1 == row) break;
     if (events.back().token->token != step.tokens[i - first + 1]) break;
@@ -309,20 +312,50 @@ int64_t Engine::accept_rows(const SequenceStep& step, const StepResult& result, 
   return drawn;
 }
 
+// How the tokens of the step's rows are drawn; the rows of drafts as if these held. Nothing on the
+// CPU: there rows are drawn one by one, up to the first draft that does not hold.
+std::span<const DrawRule> Engine::draw_rules() {
+  rules_.clear();
+  if (stream_.is_cpu()) return rules_;
+  bool all_largest = true;
+  for (const SequenceStep& step : plan_.sequences) {
+    const Sequence& sequence = *owners_.at(step.sequence);
+    const SamplingParams& sampling = sequence.request.sampling;
+    const size_t num_rows = num_logits_rows(step);
+    if (num_rows > 0) all_largest = all_largest && sampling.takes_largest();
+    for (size_t i = 0; i < num_rows; ++i) {
+      if (rule_edits_.size() == rules_.size()) rule_edits_.emplace_back();
+      SamplingKey key = sequence.next_key();
+      key.position += i;
+      DrawRule rule = make_draw_rule(
+          sampling, sampling.has_penalties() ? &sequence.history : nullptr,
+          step.logits == WantedLogits::kAll ? step.tokens.subspan(1, i) : step.tokens.first(0), key,
+          rule_edits_[rules_.size()]);
+      rule.row = static_cast<int64_t>(rules_.size());
+      rules_.push_back(rule);
+    }
+  }
+  if (all_largest) rules_.clear();
+  return rules_;
+}
+
 // `row`: the number of that row in the step.
-TokenEvent Engine::accept_logits(Sequence& sequence, const LogitsRow& summary, size_t row) {
+TokenEvent Engine::accept_logits(Sequence& sequence, const StepResult& result, size_t row) {
+  const LogitsRow& summary = result.rows[row];
   TokenEvent event{.request = sequence.id};
   if (!summary.finite) {
     event.error = "the model produced NaN or infinite logits";
     finish(sequence, event, FinishReason::kError);
     return event;
   }
-  const SamplingKey key = sequence.next_key();
   const SamplingParams& sampling = sequence.request.sampling;
   if (sampling.takes_largest()) {
     if (summary.largest >= 0) event.token = SampledToken{.token = summary.largest};
+  } else if (!result.drawn.empty()) {
+    event.token = sampled_token(result.drawn[row], sampling);
   } else {
-    event.token = sampler_.sample(runner_.logits_row(row), sampling, &sequence.history, key);
+    event.token =
+        sampler_.sample(runner_.logits_row(row), sampling, &sequence.history, sequence.next_key());
   }
   if (!event.token) {
     event.error = "no token can be drawn: all are suppressed";
@@ -406,8 +439,9 @@ void Engine::draft_next(const StepResult& result) {
                          .sampling = &sequence.request.sampling,
                          .key = sequence.next_key()};
     if (!result.hidden.empty()) {
-      const int64_t added = length - sequence.drafter_length;
-      request.hidden = result.hidden.rows(first_row, added);
+      request.hidden = result.hidden;
+      request.first_hidden = first_row;
+      request.num_hidden = length - sequence.drafter_length;
     }
     sequence.drafter_length = length;
     if (sequence.request.sampling.has_penalties()) request.history = &sequence.history;

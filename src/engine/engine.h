@@ -10,6 +10,7 @@
 #include "engine/generation.h"
 #include "engine/loaded_model.h"
 #include "runner/runner.h"
+#include "sampling/sampler.h"
 #include "sampling/token_history.h"
 #include "scheduler/chunk_planner.h"
 #include "speculative/speculation.h"
@@ -100,7 +101,8 @@ class Engine {
   void run_step(std::vector<TokenEvent>& events);
   int64_t accept_rows(const SequenceStep& step, const StepResult& result, size_t& row,
                       std::vector<TokenEvent>& events);
-  TokenEvent accept_logits(Sequence& sequence, const LogitsRow& summary, size_t row);
+  TokenEvent accept_logits(Sequence& sequence, const StepResult& result, size_t row);
+  std::span<const DrawRule> draw_rules();
   void accept_token(Sequence& sequence, TokenEvent& event);
   void finish(Sequence& sequence, TokenEvent& event, FinishReason reason);
   void draft_next(const StepResult& result);
@@ -122,6 +124,10 @@ class Engine {
   std::vector<PendingTokens> pending_;
   std::unordered_map<const SequenceState*, Sequence*> owners_;  // of the running states
   StepPlan plan_;
+  // On a device, all rows of a step are drawn in one go: by these rules, if any is more than the
+  // largest of its logits.
+  std::vector<DrawRule> rules_;
+  std::vector<std::vector<LogitEdit>> rule_edits_;  // [rules]
   std::vector<DraftRequest> draft_requests_;
   RequestId next_id_ = 0;
   EngineStats stats_;

@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "evaluate/row_score_kernels.h"
-#include "sampling/row_scan.h"
+#include "ops/logits/row_scan.h"
 
 namespace braid {
 

@@ -149,7 +149,16 @@ int64_t Gemma4Assistant::donor_layer(int64_t layer) const {
 }
 
 void Gemma4Assistant::place(Placement& placement) {
-  throw Error("the assistant drafts on the CPU only, not on {}", device_name(placement.device()));
+  placement.place(pre_projection_, post_projection_, final_norm_, sliding_rope_, full_rope_);
+  if (has_ordered_head()) {
+    placement.place(ordered_head_);
+  } else {
+    placement.place(head_);
+  }
+  for (Layer& layer : layers_) {
+    placement.place(layer.input_norm, layer.post_attention_norm, layer.pre_mlp_norm,
+                    layer.post_mlp_norm, layer.q_norm, layer.q, layer.output, layer.mlp);
+  }
 }
 
 TensorView Gemma4Assistant::forward(StepContext& step) const {

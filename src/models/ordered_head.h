@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "checkpoint/weight_map.h"
 #include "layers/linear.h"
+#include "tensor/tensor.h"
 
 namespace braid {
 
@@ -30,11 +30,13 @@ class OrderedHead {
   // reference takes the smallest logit over all rows of a call.
   TensorView run(StepContext& step, const TensorView& y) const;
 
+  void place(Placement& placement) { placement.place(centroids_, table_, token_order_); }
+
  private:
   Sizes sizes_;
   Linear centroids_;
-  Weight table_;                      // [centroids, tokens of each, width]
-  std::vector<int32_t> token_order_;  // the ids of its rows
+  Weight table_;        // [centroids, tokens of each, width]
+  Tensor token_order_;  // int32 [vocab_size]: the ids of its rows
 };
 
 }  // namespace braid

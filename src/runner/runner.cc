@@ -1,16 +1,23 @@
 #include "runner/runner.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/logits/feed_tokens.h"
 #include "ops/logits/scan_logits.h"
 #include "tensor/cuda/stream_state.h"
 #include "tensor/profiler.h"
+#include "tensor/step_tables.h"
 
 namespace braid {
 namespace {
+
+// Steps of more are not worth a graph: they take long enough to be queued meanwhile.
+constexpr int64_t kMostGraphTokens = 256;
 
 void check_tokens(const StepPlan& plan, int64_t vocab_size, int64_t max_step_tokens) {
   BRAID_CHECK(!plan.sequences.empty() && plan.num_tokens() <= max_step_tokens,
@@ -63,22 +70,6 @@ class HostObserver : public StepContext::Observer {
   HostCopy copy_;
 };
 
-// The tables that ops put on a CUDA device are shared by the ops of a step.
-class StepTables {
- public:
-  explicit StepTables(Stream& stream) : stream_(stream) {
-    if (!stream_.is_cpu()) stream_.cuda().begin_step();
-  }
-  ~StepTables() {
-    if (!stream_.is_cpu()) stream_.cuda().end_step();
-  }
-  StepTables(const StepTables&) = delete;
-  StepTables& operator=(const StepTables&) = delete;
-
- private:
-  Stream& stream_;
-};
-
 }  // namespace
 
 Runner::Runner(const Model& model, CachePool& pool, Stream& stream, const RunnerOptions& options)
@@ -100,14 +91,24 @@ Runner::Runner(const Model& model, CachePool& pool, Stream& stream, const Runner
 }
 
 StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
+  BRAID_CHECK(num_in_flight() == 0, "a step while {} others are on their way", num_in_flight());
+  const StepResult launched = launch(plan, options);
+  return launched.status == StepStatus::kDone ? finish() : launched;
+}
+
+StepResult Runner::launch(const StepPlan& plan, const RunOptions& options) {
+  BRAID_CHECK(num_in_flight() < kMostFlights, "more than {} steps at a time", kMostFlights);
+  Flight& flight = flights_[num_launched_ % kMostFlights];
   step_scope_.reset();
-  rows_.clear();
+  flight.rows.clear();
+  flight.drawn.clear();
+  flight.result = {};
   check_tokens(plan, model_.vocab_size(), max_step_tokens());
 
-  StepResult result;
+  StepResult& result = flight.result;
   if (!reserve_all(plan, result)) return result;
   ReservationGuard guard(plan);
-  lay_flat(plan);
+  lay_flat(plan, flight.rows);
 
   step_scope_.emplace(workspace_);
   StepContext step{.stream = stream_,
@@ -127,11 +128,11 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
   const StepScope step_profile(stream_);
   const StepTables tables(stream_);
   if (!stream_.is_cpu()) stream_.cuda().set_deterministic(deterministic_);
-  const Outputs outputs = forward(plan, step);
-  if (!rows_.empty()) {
+  const Outputs outputs = forward(plan, options, step);
+  draw(options, outputs, flight);
+  if (!flight.rows.empty()) {
     step_logits_ = outputs.logits;
     if (options.wants_logits) result.logits = host_logits_.fetch(stream_, step_logits_);
-    read_summaries(outputs.summaries);
   }
   if (options.wants_hidden) {
     BRAID_CHECK(outputs.hidden.rank() == 2 && outputs.hidden.dim(0) == step.num_tokens(),
@@ -139,13 +140,43 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
                 step.num_tokens());
     result.hidden = outputs.hidden;
   }
-  result.rows = rows_;
   guard.keep();
   for (const SequenceStep& s : plan.sequences) {
     s.sequence->set_written(/*logged=*/!s.commit);
     if (s.commit) s.sequence->commit(s.sequence->reserved());
   }
+  ++num_launched_;
   return result;
+}
+
+StepResult Runner::finish() {
+  BRAID_CHECK(num_in_flight() > 0, "no step is on its way");
+  Flight& flight = flights_[num_finished_++ % kMostFlights];
+  if (!stream_.is_cpu()) flight.done.wait();
+  read_results(flight);
+  flight.result.rows = flight.rows;
+  flight.result.drawn = flight.drawn;
+  return flight.result;
+}
+
+// Draws what is asked for, and sends the host what it is to know of the rows.
+void Runner::draw(const RunOptions& options, const Outputs& outputs, Flight& flight) {
+  chosen_ = outputs.summaries;
+  if (!flight.rows.empty()) {
+    flight.summaries = flight.copied_summaries.start(stream_, outputs.summaries);
+  }
+  flight.drawn.resize(options.draws.size());
+  if (!options.draws.empty()) {
+    int32_t most_logprobs = 0;
+    for (const DrawRule& rule : options.draws) {
+      most_logprobs = std::max(most_logprobs, rule.num_logprobs);
+    }
+    chosen_ = workspace_.take(
+        DType::kI32, {static_cast<int64_t>(options.draws.size()), drawn_columns(most_logprobs)});
+    draw_tokens(stream_, workspace_, outputs.logits, options.draws, chosen_);
+    flight.drawn_words = flight.copied_drawn.start(stream_, chosen_);
+  }
+  if (!stream_.is_cpu()) flight.done.record(stream_.cuda());
 }
 
 // Every layer reads these; the same uploads in the same order for every step of a shape.
@@ -157,11 +188,27 @@ void Runner::upload_tables() {
   for (const auto& rows : recurrent_rows_) cuda::upload_sequences(stream_, rows);
 }
 
-Runner::Outputs Runner::forward(const StepPlan& plan, StepContext& step) {
+// Puts tokens that the step in front has chosen into the list on the device.
+void Runner::feed_tokens(std::span<const int32_t> fed_from) {
+  if (fed_from.empty()) return;
+  BRAID_CHECK(fed_from.size() == token_ids_.size(), "{} of {} tokens are fed", fed_from.size(),
+              token_ids_.size());
+  fed_from_.assign(fed_from.begin(), fed_from.end());
+  // The step's ops read the list where it is; it is the runner's until the step ends.
+  auto* ids = stream_.is_cpu()
+                  ? token_ids_.data()
+                  : const_cast<int32_t*>(cuda::on_device(stream_.cuda(), IndexList(token_ids_)));
+  braid::feed_tokens(
+      stream_, chosen_, fed_from_,
+      TensorView(ids, DType::kI32, {static_cast<int64_t>(token_ids_.size())}, stream_.device()));
+}
+
+Runner::Outputs Runner::forward(const StepPlan& plan, const RunOptions& options,
+                                StepContext& step) {
+  const int64_t num_rows = static_cast<int64_t>(logits_rows_.size());
   const auto run = [&] {
     Outputs outputs{model_.forward(step), {}, step.hidden};
-    if (rows_.empty()) return outputs;
-    const auto num_rows = static_cast<int64_t>(rows_.size());
+    if (num_rows == 0) return outputs;
     const TensorView& logits = outputs.logits;
     BRAID_CHECK(
         logits.rank() == 2 && logits.dim(0) == num_rows && logits.dim(1) == model_.vocab_size(),
@@ -171,23 +218,37 @@ Runner::Outputs Runner::forward(const StepPlan& plan, StepContext& step) {
     scan_logits(stream_, workspace_, logits, outputs.summaries);
     return outputs;
   };
-  if (stream_.is_cpu()) return run();
-  upload_tables();
-  const bool decodes = rows_.size() == plan.sequences.size() &&
-                       step.num_tokens() == static_cast<int64_t>(rows_.size());
-  if (!use_graphs_ || !decodes || step.observer != nullptr || stream_.profiler() != nullptr ||
-      !step.backbone_hidden.empty()) {
+  size_t table_layout = 0;
+  if (!stream_.is_cpu()) {
+    upload_tables();
+    table_layout = stream_.cuda().table_layout();
+  }
+  feed_tokens(options.fed_from);
+  const bool decodes =
+      num_rows == step.num_tokens() || (num_rows == 0 && !step.backbone_hidden.empty());
+  if (stream_.is_cpu() || !use_graphs_ || !decodes || step.num_tokens() > kMostGraphTokens ||
+      step.observer != nullptr || stream_.profiler() != nullptr) {
     return run();
   }
-  size_t num_logged = 0;
-  for (const SequenceStep& s : plan.sequences) num_logged += s.commit ? 0 : 1;
-  // Ops choose what they launch by the number of rows and by whether any of them is logged.
-  const auto [known, first_time] =
-      graphs_.try_emplace({plan.sequences.size(), stream_.cuda().table_layout(),
-                           size_t{step.wants_hidden}, num_logged});
-  // Recording needs the memory that a step in the usual way has taken.
-  if (first_time) return run();
-  Graph& graph = known->second;
+  // Ops choose what they launch by the numbers of rows and by whether any of them is logged.
+  shape_ = {table_layout, size_t{step.wants_hidden}, logits_rows_.size(),
+            reinterpret_cast<size_t>(step.backbone_hidden.raw())};
+  for (const SequenceStep& s : plan.sequences) {
+    shape_.push_back(2 * s.tokens.size() + (s.commit ? 0 : 1));
+  }
+  const auto known = std::find_if(graphs_.begin(), graphs_.end(),
+                                  [&](const Graph& graph) { return graph.shape == shape_; });
+  if (known == graphs_.end()) {
+    if (graphs_.size() == kMostGraphs) {
+      stream_.synchronize();  // it may be running
+      graphs_.pop_back();
+    }
+    graphs_.push_front({.shape = shape_});
+    // Recording needs the memory that a step in the usual way has taken.
+    return run();
+  }
+  graphs_.splice(graphs_.begin(), graphs_, known);
+  Graph& graph = graphs_.front();
   if (graph.recording == nullptr) {
     stream_.cuda().start_recording();
     try {
@@ -197,6 +258,10 @@ Runner::Outputs Runner::forward(const StepPlan& plan, StepContext& step) {
       throw;
     }
     graph.recording = stream_.cuda().stop_recording();
+    graph.used_bytes = workspace_.used_bytes();
+  } else {
+    // What the step leaves is not to be overwritten by what is drawn from it.
+    workspace_.take(DType::kI8, {static_cast<int64_t>(graph.used_bytes - workspace_.used_bytes())});
   }
   graph.recording->replay();
   return graph.outputs;
@@ -223,7 +288,7 @@ bool Runner::reserve_all(const StepPlan& plan, StepResult& result) {
   return true;
 }
 
-void Runner::lay_flat(const StepPlan& plan) {
+void Runner::lay_flat(const StepPlan& plan, std::vector<LogitsRow>& rows) {
   token_ids_.clear();
   positions_.clear();
   logits_rows_.clear();
@@ -242,7 +307,7 @@ void Runner::lay_flat(const StepPlan& plan) {
                           (step.logits == WantedLogits::kLast && t == count - 1);
       if (!wanted) continue;
       logits_rows_.push_back(static_cast<int32_t>(first_row + t));
-      rows_.push_back({static_cast<int32_t>(i), static_cast<int32_t>(t)});
+      rows.push_back({static_cast<int32_t>(i), static_cast<int32_t>(t)});
     }
     for (int g = 0; g < pool_.num_groups(); ++g) {
       group_rows_[g].push_back({first_row, count, first_position, step.sequence->pages(g)});
@@ -267,18 +332,20 @@ void Runner::lay_flat(const StepPlan& plan) {
 }
 
 std::span<const float> Runner::logits_row(size_t i) {
-  BRAID_CHECK(i < rows_.size(), "row {} of {}", i, rows_.size());
+  BRAID_CHECK(i < logits_rows_.size(), "row {} of {}", i, logits_rows_.size());
   const TensorView row = host_logits_.fetch(stream_, step_logits_.rows(static_cast<int64_t>(i), 1));
   return {row.data<float>(), static_cast<size_t>(row.dim(1))};
 }
 
-void Runner::read_summaries(const TensorView& summaries) {
-  const TensorView there = host_summaries_.fetch(stream_, summaries);
-  for (size_t i = 0; i < rows_.size(); ++i) {
+void Runner::read_results(Flight& flight) {
+  for (size_t i = 0; i < flight.rows.size(); ++i) {
     LogitsSummary summary;
-    std::memcpy(&summary, there.row<int32_t>(static_cast<int64_t>(i)), sizeof(summary));
-    rows_[i].finite = summary.finite != 0;
-    rows_[i].largest = summary.largest;
+    std::memcpy(&summary, flight.summaries.row<int32_t>(static_cast<int64_t>(i)), sizeof(summary));
+    flight.rows[i].finite = summary.finite != 0;
+    flight.rows[i].largest = summary.largest;
+  }
+  for (size_t i = 0; i < flight.drawn.size(); ++i) {
+    read_drawn(flight.drawn_words, static_cast<int64_t>(i), flight.drawn[i]);
   }
 }
 

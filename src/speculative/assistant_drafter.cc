@@ -1,18 +1,15 @@
 #include "speculative/assistant_drafter.h"
 
-#include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "base/check.h"
+#include "ops/elementwise/elementwise.h"
+#include "tensor/step_tables.h"
 
 namespace braid {
 namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{4} << 30;  // address space
-
-bool all_finite(std::span<const float> row) {
-  return std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
-}
 
 }  // namespace
 
@@ -22,6 +19,8 @@ AssistantDrafter::AssistantDrafter(std::shared_ptr<const Gemma4Assistant> model,
       stream_(setup.stream),
       precision_(setup.precision),
       workspace_(kWorkspaceBytes, setup.stream.device()),
+      sampler_(setup.stream),
+      hidden_(DType::kF32, {setup.max_sequences, model_->hidden_size()}, setup.stream.device()),
       layer_rows_(static_cast<size_t>(model_->num_layers())),
       layer_kv_(static_cast<size_t>(model_->num_layers())) {
   BRAID_CHECK(model_->hidden_size() == setup.target.hidden_size() &&
@@ -38,16 +37,22 @@ void AssistantDrafter::draft(std::span<DraftRequest> requests) {
 // Rows for the first draft of each request that wants some.
 bool AssistantDrafter::begin(std::span<DraftRequest> requests) {
   request_of_.clear();
-  hidden_.clear();
+  std::vector<int32_t> rows;
+  TensorView hidden;
   for (size_t i = 0; i < requests.size(); ++i) {
     const DraftRequest& request = requests[i];
     if (request.max_drafts <= 0) continue;
-    BRAID_CHECK(!request.hidden.empty(), "a request for drafts without a hidden state");
+    BRAID_CHECK(request.num_hidden > 0, "a request for drafts without a hidden state");
     request_of_.push_back(i);
-    const float* row = request.hidden.row<float>(request.hidden.dim(0) - 1);
-    hidden_.insert(hidden_.end(), row, row + model_->hidden_size());
+    rows.push_back(static_cast<int32_t>(request.first_hidden + request.num_hidden - 1));
+    hidden = request.hidden;
   }
-  return !request_of_.empty();
+  if (!rows.empty()) keep_hidden(hidden, rows);
+  return !rows.empty();
+}
+
+void AssistantDrafter::keep_hidden(const TensorView& hidden, std::span<const int32_t> rows) {
+  gather_rows(stream_, hidden, rows, hidden_.view().rows(0, static_cast<int64_t>(rows.size())));
 }
 
 // Drafts one token for each row; the rows that want more remain.
@@ -77,34 +82,33 @@ void AssistantDrafter::draft_one(std::span<DraftRequest> requests) {
   }
 
   const Workspace::Scope scope(workspace_);
-  StepContext step{
-      .stream = stream_,
-      .workspace = workspace_,
-      .precision = precision_,
-      .token_ids = token_ids_,
-      .positions = positions_,
-      .logits_rows = logits_rows_,
-      .layer_kv = layer_kv_,
-      .backbone_hidden = TensorView(hidden_.data(), DType::kF32, {num_rows, model_->hidden_size()}),
-      .wants_hidden = true};
-  const TensorView logits = model_->forward(step);
+  StepContext step{.stream = stream_,
+                   .workspace = workspace_,
+                   .precision = precision_,
+                   .token_ids = token_ids_,
+                   .positions = positions_,
+                   .logits_rows = logits_rows_,
+                   .layer_kv = layer_kv_,
+                   .backbone_hidden = hidden_.view().rows(0, num_rows),
+                   .wants_hidden = true};
+  const TensorView logits = [&] {
+    const StepTables tables(stream_);
+    return model_->forward(step);
+  }();
 
+  const std::span<const int32_t> picks = sampler_.pick(workspace_, logits, requests, request_of_);
   std::vector<size_t> remaining;
-  std::vector<float> hidden;
+  std::vector<int32_t> rows;
   for (int64_t row = 0; row < num_rows; ++row) {
     DraftRequest& request = requests[request_of_[row]];
-    const std::span<const float> values(logits.row<float>(row), static_cast<size_t>(logits.dim(1)));
-    if (!all_finite(values)) continue;
-    const auto draft = sampler_.pick(values, request);
-    if (!draft) continue;
-    request.drafts.push_back(*draft);
+    if (picks[row] < 0) continue;
+    request.drafts.push_back(picks[row]);
     if (static_cast<int64_t>(request.drafts.size()) >= request.max_drafts) continue;
     remaining.push_back(request_of_[row]);
-    const float* own = step.hidden.row<float>(row);
-    hidden.insert(hidden.end(), own, own + model_->hidden_size());
+    rows.push_back(static_cast<int32_t>(row));
   }
   request_of_ = std::move(remaining);
-  hidden_ = std::move(hidden);
+  if (!rows.empty()) keep_hidden(step.hidden, rows);
 }
 
 }  // namespace braid

@@ -6,6 +6,7 @@
 #include "models/gemma4_assistant.h"
 #include "speculative/draft_sampler.h"
 #include "speculative/drafter_setup.h"
+#include "tensor/tensor.h"
 #include "tensor/workspace.h"
 
 namespace braid {
@@ -24,6 +25,7 @@ class AssistantDrafter : public Drafter {
 
  private:
   bool begin(std::span<DraftRequest> requests);
+  void keep_hidden(const TensorView& hidden, std::span<const int32_t> rows);
   void draft_one(std::span<DraftRequest> requests);
 
   std::shared_ptr<const Gemma4Assistant> model_;
@@ -37,7 +39,7 @@ class AssistantDrafter : public Drafter {
   std::vector<int32_t> token_ids_;
   std::vector<int32_t> positions_;
   std::vector<int32_t> logits_rows_;
-  std::vector<float> hidden_;  // [rows, hidden size of the target]
+  Tensor hidden_;  // [at least rows, hidden size of the target]: what they start from
   std::vector<std::vector<SequenceRows>> layer_rows_;
   std::vector<StepContext::LayerKv> layer_kv_;
 };

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cache/sequence_state.h"
-#include "sampling/philox.h"
+#include "ops/logits/philox.h"
 #include "sampling/sampling_params.h"
 #include "sampling/token_history.h"
 #include "tensor/tensor_view.h"
@@ -20,9 +20,13 @@ struct DraftRequest {
   // The target's; the tokens from target->length() on are not computed yet. Normally that is the
   // newest one alone, within a long prompt more.
   const SequenceState* target = nullptr;
-  // The target's hidden states of its tokens [target->length() - n, target->length()): those that
-  // its last step added. [n, hidden size] float32; empty unless wants_hidden().
+  // The hidden states of the target's last step, [tokens of the step, hidden size] float32, on the
+  // stream's device; empty unless wants_hidden(). Rows [first_hidden, first_hidden + num_hidden)
+  // are those of this sequence's tokens [target->length() - num_hidden, target->length()), which
+  // the step has added.
   TensorView hidden;
+  int64_t first_hidden = 0;
+  int64_t num_hidden = 0;
   int64_t max_drafts = 0;  // 0: only take note of the tokens
 
   // How the target will draw. A drafter with logits draws alike, with the same random numbers, for

@@ -38,7 +38,8 @@ ModelDrafter::ModelDrafter(std::shared_ptr<const Model> model, const DrafterSetu
       max_drafts_(setup.max_drafts),
       pool_(check(*model_, setup.target).cache_layout(), cache_options(*model_, setup),
             setup.stream.device()),
-      runner_(*model_, pool_, setup.stream, {.precision = setup.precision}) {}
+      runner_(*model_, pool_, setup.stream, {.precision = setup.precision}),
+      sampler_(setup.stream) {}
 
 bool ModelDrafter::fits(const DraftRequest& request) const {
   const int64_t needed = static_cast<int64_t>(request.tokens.size()) + request.max_drafts;
@@ -150,15 +151,16 @@ void ModelDrafter::continue_drafts(std::span<DraftRequest> requests) {
 }
 
 void ModelDrafter::run_and_pick(std::span<DraftRequest> requests) {
-  const StepResult result = runner_.run(plan_);
+  picks_for_.clear();
+  for (size_t i = 0; i < request_of_.size(); ++i) {
+    if (plan_.sequences[i].logits == WantedLogits::kLast) picks_for_.push_back(request_of_[i]);
+  }
+  const StepResult result =
+      runner_.run(plan_, {.wants_logits = false, .draws = sampler_.rules(requests, picks_for_)});
   BRAID_CHECK(result.status == StepStatus::kDone, "the cache is sized for every sequence");
   for (size_t i = 0; i < result.rows.size(); ++i) {
-    const LogitsRow& row = result.rows[i];
-    DraftRequest& request = requests[request_of_[row.sequence]];
-    if (!row.finite) continue;
-    const auto draft = sampler_.pick(
-        {result.logits.row<float>(i), static_cast<size_t>(result.logits.dim(1))}, request);
-    if (draft) request.drafts.push_back(*draft);
+    const int32_t draft = result.drawn[i].token;
+    if (result.rows[i].finite && draft >= 0) requests[picks_for_[i]].drafts.push_back(draft);
   }
 }
 

@@ -50,6 +50,7 @@ class ModelDrafter : public Drafter {
 
   StepPlan plan_;
   std::vector<size_t> request_of_;  // of each entry of the plan
+  std::vector<size_t> picks_for_;   // of those with logits
 };
 
 }  // namespace braid

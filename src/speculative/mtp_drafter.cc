@@ -1,6 +1,7 @@
 #include "speculative/mtp_drafter.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -47,16 +48,23 @@ MtpDrafter::MtpDrafter(const DrafterSetup& setup)
     : head_(find_head(setup.target)),
       stream_(setup.stream),
       hidden_size_(setup.target.hidden_size()),
-      pool_(head_.cache_layout(), cache_options(setup)),
+      pool_(head_.cache_layout(), cache_options(setup), setup.stream.device()),
       runner_(head_, pool_, setup.stream, {.precision = setup.precision}),
       vocabulary_head_(setup.stream, *head_.vocabulary_head()),
-      workspace_(kWorkspaceBytes) {
+      workspace_(kWorkspaceBytes, setup.stream.device()),
+      hidden_rows_(setup.stream, hidden_size_,
+                   setup.max_step_tokens + setup.max_sequences * 2 * kCatchUp),
+      sampler_(setup.stream),
+      own_hidden_(DType::kF32, {setup.max_sequences, hidden_size_}, setup.stream.device()),
+      older_hidden_(DType::kF32, {setup.max_sequences, hidden_size_}, setup.stream.device()) {
   BRAID_CHECK(head_.hidden_size() == hidden_size_, "a head of width {} for a model of {}",
               head_.hidden_size(), hidden_size_);
 }
 
 void MtpDrafter::draft(std::span<DraftRequest> requests) {
-  own_hidden_.resize(requests.size());
+  make_room(requests);
+  own_row_.resize(requests.size());
+  num_own_ = 0;
   for (DraftRequest& request : requests) {
     request.drafts.clear();
     Sequence& sequence = sequences_.try_emplace(request.sequence, pool_).first->second;
@@ -70,20 +78,25 @@ void MtpDrafter::draft(std::span<DraftRequest> requests) {
   continue_drafts(requests);
 }
 
+void MtpDrafter::make_room(std::span<const DraftRequest> requests) {
+  int64_t count = 0;
+  for (const DraftRequest& request : requests) count += request.num_hidden;
+  std::vector<std::vector<int32_t>*> live;
+  live.reserve(sequences_.size());
+  for (auto& [id, sequence] : sequences_) live.push_back(&sequence.hidden);
+  hidden_rows_.make_room(count, live);
+}
+
 void MtpDrafter::take_hidden(const DraftRequest& request, Sequence& sequence) {
-  const int64_t count = request.hidden.empty() ? 0 : request.hidden.dim(0);
   if (sequence.lost) return;
-  if (sequence.num_hidden + count != request.target->length()) {
+  if (sequence.num_hidden + request.num_hidden != request.target->length()) {
     sequence.lost = true;
     sequence.hidden = {};
     warn_once("mtp: a sequence began without its hidden states; it is decoded without drafts");
     return;
   }
-  for (int64_t i = 0; i < count; ++i) {
-    const float* row = request.hidden.row<float>(i);
-    sequence.hidden.insert(sequence.hidden.end(), row, row + hidden_size_);
-  }
-  sequence.num_hidden += count;
+  hidden_rows_.append(request.hidden, request.first_hidden, request.num_hidden, sequence.hidden);
+  sequence.num_hidden += request.num_hidden;
 }
 
 int64_t MtpDrafter::num_pending(const DraftRequest& request, const Sequence& sequence) const {
@@ -102,7 +115,7 @@ void MtpDrafter::rest(const DraftRequest& request, Sequence& sequence) {
   if (sequence.lost || request.max_drafts > 0 || is_prompt(request)) return;
   const int64_t dropped = num_pending(request, sequence) - kCatchUp;
   if (dropped < kCatchUp) return;
-  sequence.hidden.erase(sequence.hidden.begin(), sequence.hidden.begin() + dropped * hidden_size_);
+  sequence.hidden.erase(sequence.hidden.begin(), sequence.hidden.begin() + dropped);
   sequence.num_pairs += dropped;
   sequence.first_pair = sequence.num_pairs;
   sequence.state.truncate(0);
@@ -126,7 +139,7 @@ void MtpDrafter::compute_pairs(std::span<DraftRequest> requests) {
       const int64_t pending = num_pending(request, sequence);
       const int64_t count = std::min(pending, budget);
       const auto hidden = sequence.hidden.begin();
-      backbone_.insert(backbone_.end(), hidden, hidden + count * hidden_size_);
+      backbone_.insert(backbone_.end(), hidden, hidden + count);
       const bool last = count == pending;
       const bool wanted = last && request.max_drafts > 0;
       plan_.sequences.push_back(
@@ -141,13 +154,15 @@ void MtpDrafter::compute_pairs(std::span<DraftRequest> requests) {
       ++next;
     }
     if (plan_.sequences.empty()) break;
-    const StepResult result = run_step();
+    const Workspace::Scope scope(workspace_);
+    const TensorView backbone = workspace_.take(DType::kF32, {plan_.num_tokens(), hidden_size_});
+    hidden_rows_.gather(backbone_, backbone);
+    const StepResult result = run_step(backbone);
     for (size_t i = 0; i < request_of_.size(); ++i) {
       Sequence& sequence = sequences_.at(requests[request_of_[i]].sequence);
       const int64_t count = static_cast<int64_t>(plan_.sequences[i].tokens.size());
       sequence.num_pairs += count;
-      sequence.hidden.erase(sequence.hidden.begin(),
-                            sequence.hidden.begin() + count * hidden_size_);
+      sequence.hidden.erase(sequence.hidden.begin(), sequence.hidden.begin() + count);
     }
     pick(requests, result.hidden);
   }
@@ -158,6 +173,8 @@ void MtpDrafter::continue_drafts(std::span<DraftRequest> requests) {
   int64_t longest = 0;
   for (const DraftRequest& request : requests) longest = std::max(longest, request.max_drafts);
   for (size_t drafts = 1; static_cast<int64_t>(drafts) < longest; ++drafts) {
+    std::swap(own_hidden_, older_hidden_);
+    num_own_ = 0;
     for (size_t next = 0; next < requests.size();) {
       plan_.sequences.clear();
       request_of_.clear();
@@ -174,15 +191,18 @@ void MtpDrafter::continue_drafts(std::span<DraftRequest> requests) {
                                    .logits = WantedLogits::kNone});
         request_of_.push_back(next);
         wants_draft_.push_back(true);
-        backbone_.insert(backbone_.end(), own_hidden_[next].begin(), own_hidden_[next].end());
+        backbone_.push_back(own_row_[next]);
       }
-      if (!plan_.sequences.empty()) pick(requests, run_step().hidden);
+      if (plan_.sequences.empty()) continue;
+      const Workspace::Scope scope(workspace_);
+      const TensorView backbone = workspace_.take(DType::kF32, {plan_.num_tokens(), hidden_size_});
+      gather_rows(stream_, older_hidden_.view(), backbone_, backbone);
+      pick(requests, run_step(backbone).hidden);
     }
   }
 }
 
-StepResult MtpDrafter::run_step() {
-  const TensorView backbone(backbone_.data(), DType::kF32, {plan_.num_tokens(), hidden_size_});
+StepResult MtpDrafter::run_step(const TensorView& backbone) {
   const StepResult result = runner_.run(plan_, {.wants_hidden = true, .backbone_hidden = backbone});
   BRAID_CHECK(result.status == StepStatus::kDone, "the cache is sized for every sequence");
   return result;
@@ -190,30 +210,28 @@ StepResult MtpDrafter::run_step() {
 
 // hidden: [tokens of the step, hidden size]
 void MtpDrafter::pick(std::span<DraftRequest> requests, const TensorView& hidden) {
-  Workspace::Scope scope(workspace_);
-  std::vector<int32_t> last_rows;
-  std::vector<size_t> chosen;
+  last_rows_.clear();
+  chosen_.clear();
   int64_t end = 0;
   for (size_t i = 0; i < plan_.sequences.size(); ++i) {
     end += static_cast<int64_t>(plan_.sequences[i].tokens.size());
     if (!wants_draft_[i]) continue;
-    last_rows.push_back(static_cast<int32_t>(end - 1));
-    chosen.push_back(request_of_[i]);
+    last_rows_.push_back(static_cast<int32_t>(end - 1));
+    chosen_.push_back(request_of_[i]);
   }
-  if (chosen.empty()) return;
-  const TensorView rows =
-      workspace_.take(DType::kF32, {static_cast<int64_t>(chosen.size()), hidden_size_});
-  gather_rows(stream_, hidden, last_rows, rows);
+  if (chosen_.empty()) return;
+  const auto count = static_cast<int64_t>(chosen_.size());
+  const TensorView rows = own_hidden_.view().rows(num_own_, count);
+  gather_rows(stream_, hidden, last_rows_, rows);
+  const Workspace::Scope scope(workspace_);
   const TensorView logits = vocabulary_head_.logits(stream_, workspace_, rows);
-  for (size_t i = 0; i < chosen.size(); ++i) {
-    DraftRequest& request = requests[chosen[i]];
-    const auto draft =
-        sampler_.pick({logits.row<float>(i), static_cast<size_t>(logits.dim(1))}, request);
-    if (!draft) continue;
-    request.drafts.push_back(*draft);
-    const float* row = rows.row<float>(i);
-    own_hidden_[chosen[i]].assign(row, row + hidden_size_);
+  const std::span<const int32_t> picks = sampler_.pick(workspace_, logits, requests, chosen_);
+  for (size_t i = 0; i < chosen_.size(); ++i) {
+    if (picks[i] < 0) continue;
+    requests[chosen_[i]].drafts.push_back(picks[i]);
+    own_row_[chosen_[i]] = static_cast<int32_t>(num_own_) + static_cast<int32_t>(i);
   }
+  num_own_ += count;
 }
 
 void MtpDrafter::rewind(int64_t id, int64_t length) {
@@ -222,7 +240,7 @@ void MtpDrafter::rewind(int64_t id, int64_t length) {
   Sequence& sequence = found->second;
   if (sequence.lost || length >= sequence.num_hidden) return;
   const int64_t waiting = std::max<int64_t>(length - sequence.num_pairs, 0);
-  sequence.hidden.resize(static_cast<size_t>(waiting * hidden_size_));
+  sequence.hidden.resize(static_cast<size_t>(waiting));
   sequence.num_hidden = length;
   sequence.num_pairs = std::min(sequence.num_pairs, length);
   if (sequence.first_pair <= sequence.num_pairs) return;

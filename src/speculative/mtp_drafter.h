@@ -7,6 +7,7 @@
 #include "runner/runner.h"
 #include "speculative/draft_sampler.h"
 #include "speculative/drafter_setup.h"
+#include "speculative/hidden_rows.h"
 #include "speculative/rounded_head.h"
 
 namespace braid {
@@ -36,17 +37,19 @@ class MtpDrafter : public Drafter {
     SequenceState state;
     int64_t first_pair = 0;
     int64_t num_pairs = 0;
-    int64_t num_hidden = 0;     // positions whose hidden states have come
-    std::vector<float> hidden;  // [num_hidden - num_pairs, hidden size]: without a pair yet
-    bool lost = false;          // its hidden states have not all come
+    int64_t num_hidden = 0;  // positions whose hidden states have come
+    std::vector<int32_t>
+        hidden;         // [num_hidden - num_pairs] rows of hidden_rows_: without a pair yet
+    bool lost = false;  // its hidden states have not all come
   };
 
+  void make_room(std::span<const DraftRequest> requests);
   void take_hidden(const DraftRequest& request, Sequence& sequence);
   void rest(const DraftRequest& request, Sequence& sequence);
   bool is_due(const DraftRequest& request, const Sequence& sequence) const;
   void compute_pairs(std::span<DraftRequest> requests);
   void continue_drafts(std::span<DraftRequest> requests);
-  StepResult run_step();
+  StepResult run_step(const TensorView& backbone);
   void pick(std::span<DraftRequest> requests, const TensorView& hidden);
   int64_t num_pending(const DraftRequest& request, const Sequence& sequence) const;
 
@@ -57,15 +60,21 @@ class MtpDrafter : public Drafter {
   Runner runner_;
   RoundedHead vocabulary_head_;
   Workspace workspace_;
+  HiddenRows hidden_rows_;
   DraftSampler sampler_;
   std::unordered_map<int64_t, Sequence> sequences_;
 
   // Of one step: which request each entry of the plan is of, and the rows it reads.
   StepPlan plan_;
   std::vector<size_t> request_of_;
-  std::vector<bool> wants_draft_;               // each entry
-  std::vector<float> backbone_;                 // [tokens of the step, hidden size]
-  std::vector<std::vector<float>> own_hidden_;  // [requests][hidden size], after the last step
+  std::vector<bool> wants_draft_;  // each entry
+  std::vector<int32_t> backbone_;  // [tokens of the step]: rows of what the step reads
+  // The head's own hidden states of the newest drafts, and of those before them.
+  Tensor own_hidden_, older_hidden_;  // [max_sequences, hidden size]
+  int64_t num_own_ = 0;
+  std::vector<int32_t> own_row_;  // [requests]: in own_hidden_, once there is a draft
+  std::vector<int32_t> last_rows_;
+  std::vector<size_t> chosen_;
 };
 
 }  // namespace braid

@@ -1,11 +1,30 @@
 #include "speculative/rounded_head.h"
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
+#include "layers/placement.h"
 #include "tensor/buffer.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
+namespace {
+
+constexpr int64_t kChunkRows = 4096;  // brought from a device at a time
+
+// Rows [begin, begin + count), in the host's memory: `memory` holds them if the weight's own does
+// not.
+const std::byte* rows_on_host(const Weight& head, int64_t begin, int64_t count,
+                              std::vector<std::byte>& memory) {
+  const std::byte* rows = head.row(begin);
+  if (head.device.is_cpu()) return rows;
+  memory.resize(static_cast<size_t>(count * head.row_bytes()));
+  cuda::copy_to_host(memory.data(), rows, memory.size(), head.device.index);
+  return memory.data();
+}
+
+}  // namespace
 
 RoundedHead::RoundedHead(Stream& stream, const Weight& head) : weight_(head) {
   const QuantFormat& format = quant_format(FormatId::kQ4_0);
@@ -13,21 +32,27 @@ RoundedHead::RoundedHead(Stream& stream, const Weight& head) : weight_(head) {
   if (!head.format->plain() || cols % format.block_elements != 0) return;
   const auto storage =
       std::make_shared<Buffer>(static_cast<size_t>(rows * format.row_bytes(cols)), Device{});
-  stream.pool().parallel_for(rows, 64, [&](int64_t begin, int64_t end, int) {
-    std::vector<float> row(static_cast<size_t>(cols));
-    for (int64_t r = begin; r < end; ++r) {
-      dequantize(*head.format, head.row(r), cols, row.data());
-      quantize(format, row.data(), cols, storage->data() + r * format.row_bytes(cols));
-    }
-  });
+  std::vector<std::byte> memory;
+  for (int64_t first = 0; first < rows; first += kChunkRows) {
+    const int64_t count = std::min(kChunkRows, rows - first);
+    const std::byte* chunk = rows_on_host(head, first, count, memory);
+    stream.pool().parallel_for(count, 64, [&](int64_t begin, int64_t end, int) {
+      std::vector<float> row(static_cast<size_t>(cols));
+      for (int64_t r = begin; r < end; ++r) {
+        dequantize(*head.format, chunk + r * head.row_bytes(), cols, row.data());
+        quantize(format, row.data(), cols, storage->data() + (first + r) * format.row_bytes(cols));
+      }
+    });
+  }
   weight_ = {.format = &format, .shape = head.shape, .data = storage->data(), .owner = storage};
+  if (!stream.is_cpu()) Placement(stream.device()).place(weight_);
 }
 
 TensorView RoundedHead::logits(Stream& stream, Workspace& workspace,
                                const TensorView& hidden) const {
   const TensorView out = workspace.take(DType::kF32, {hidden.dim(0), weight_.rows()});
-  linear(stream, weight_,
-         prepare_linear_input(stream, workspace, hidden, ActivationPrecision::kInt8), out);
+  const auto precision = stream.is_cpu() ? ActivationPrecision::kInt8 : ActivationPrecision::kBF16;
+  linear(stream, weight_, prepare_linear_input(stream, workspace, hidden, precision), out);
   return out;
 }
 

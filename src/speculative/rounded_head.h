@@ -10,8 +10,8 @@ namespace braid {
 class RoundedHead {
  public:
   RoundedHead() = default;
-  // Rounds a copy, on the stream's threads, unless the matrix is stored in blocks already or its
-  // width is not a multiple of theirs.
+  // Rounds a copy, on the stream's threads, for the stream's device, where the matrix is; unless it
+  // is stored in blocks already or its width is not a multiple of theirs.
   RoundedHead(Stream& stream, const Weight& head);
 
   int64_t vocab_size() const { return weight_.rows(); }

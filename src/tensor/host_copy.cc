@@ -9,6 +9,12 @@ HostCopy::~HostCopy() {
 }
 
 TensorView HostCopy::fetch(const Stream& stream, const TensorView& view) {
+  const TensorView copy = start(stream, view);
+  if (!view.device().is_cpu() && !view.empty()) stream.synchronize();
+  return copy;
+}
+
+TensorView HostCopy::start(const Stream& stream, const TensorView& view) {
   if (view.device().is_cpu() || view.empty()) return view;
   const size_t size =
       static_cast<size_t>(view.num_elements()) * static_cast<size_t>(dtype_bytes(view.dtype()));
@@ -29,7 +35,6 @@ TensorView HostCopy::fetch(const Stream& stream, const TensorView& view) {
                                static_cast<const std::byte*>(view.raw()) + row * stride, row_bytes);
     }
   }
-  stream.synchronize();
   return copy;
 }
 

@@ -18,6 +18,8 @@ class HostCopy {
   // The view itself if it is on the host; else a dense copy, valid until the next call. Waits for
   // the stream.
   TensorView fetch(const Stream& stream, const TensorView& view);
+  // Likewise, without waiting: what the copy holds is there once the stream has come so far.
+  TensorView start(const Stream& stream, const TensorView& view);
 
  private:
   std::byte* data_ = nullptr;

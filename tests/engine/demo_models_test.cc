@@ -10,7 +10,7 @@
 #include "engine/loaded_model.h"
 #include "engine/tiny_model.h"
 #include "runner/runner.h"
-#include "sampling/row_scan.h"
+#include "ops/logits/row_scan.h"
 
 namespace braid {
 namespace {

@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "engine/tiny_model.h"
 #include "support/fresh_seed.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
 namespace {
@@ -20,6 +21,7 @@ struct Case {
   const char* name;
   const char* target;
   std::string drafter;
+  bool cuda = false;
 };
 
 // Thousands of tokens of really trained models with real drafters: the same with and without,
@@ -29,7 +31,9 @@ class DemoSpeculationTest : public ::testing::TestWithParam<Case> {
   static constexpr int64_t kTokens = 300;  // of each request
 
   void SetUp() override {
-    loaded_.emplace(LoadedModel::load(demo(GetParam().target)));
+    const Device device = GetParam().cuda ? Device{DeviceKind::kCuda, 0} : Device{};
+    if (GetParam().cuda && cuda::num_devices() == 0) GTEST_SKIP() << "no CUDA device here";
+    loaded_.emplace(LoadedModel::load(demo(GetParam().target), {.device = device}));
     testing::FreshRandom random;
     const char* prompts[] = {"It was a cold morning, and the", "The old house stood", "Chapter one",
                              "\"Where have you been?\" she asked. \"I"};
@@ -41,6 +45,8 @@ class DemoSpeculationTest : public ::testing::TestWithParam<Case> {
         request.sampling.temperature = temperature;
         request.sampling.seed = static_cast<uint64_t>(random.integer(0, 1 << 30));
         if (random.coin(0.3)) request.sampling.repetition_penalty = 1.1f;
+        if (random.coin(0.3)) request.sampling.top_k = 40;
+        if (random.coin(0.3)) request.sampling.top_p = 0.9f;
         request.max_new_tokens = kTokens + random.integer(0, 8);
         requests_.push_back(request);
       }
@@ -48,8 +54,14 @@ class DemoSpeculationTest : public ::testing::TestWithParam<Case> {
     replies_ = run(options());
   }
 
+  // On a device, sequences are the same in any company in deterministic mode only.
   static EngineOptions options() {
-    return {.threads = {.num_threads = 1}, .max_context = 1024, .max_sequences = 3};
+    EngineOptions options{.threads = {.num_threads = 1}, .max_context = 1024, .max_sequences = 3};
+    if (GetParam().cuda) {
+      options.precision = ActivationPrecision::kBF16;
+      options.deterministic = true;
+    }
+    return options;
   }
 
   std::vector<Reply> run(const EngineOptions& options, SpeculationStats* stats = nullptr) {
@@ -93,14 +105,41 @@ TEST_P(DemoSpeculationTest, TheTextIsTheSame) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DemoSpeculationTest,
-                         ::testing::Values(Case{"ngram", "gemma4", "ngram"},
-                                           Case{"model", "gemma4", "model:" + demo("gemma4-dense")},
-                                           Case{"assistant", "gemma4",
-                                                "assistant:" + demo("gemma4-assistant")},
-                                           Case{"mtp", "qwen3next", "mtp"},
-                                           Case{"ngram_recurrent", "qwen3next", "ngram"}),
-                         [](const auto& info) { return std::string(info.param.name); });
+// Without that mode texts may part where two tokens are nearly as likely; each request still gets
+// its tokens.
+TEST_P(DemoSpeculationTest, OrdinaryModeOfADeviceBringsAllTokens) {
+  if (!GetParam().cuda) GTEST_SKIP() << "of devices only";
+  EngineOptions options = DemoSpeculationTest::options();
+  options.deterministic = false;
+  const std::vector<Reply> plain = run(options);
+  options.speculation = {.drafter = load_drafter(parse_drafter(GetParam().drafter), *loaded_),
+                         .max_drafts = 3,
+                         .adaptive = false};
+  SpeculationStats stats;
+  const std::vector<Reply> replies = run(options, &stats);
+  int same = 0;
+  for (size_t i = 0; i < replies.size(); ++i) {
+    EXPECT_EQ(replies[i].error, "");
+    EXPECT_FALSE(replies[i].tokens.empty());
+    same += replies[i].tokens == plain[i].tokens;
+  }
+  EXPECT_GT(stats.num_accepted(), 0);
+  std::cout << GetParam().name << ": " << stats.num_accepted() << " of " << stats.num_drafted()
+            << " drafts accepted; " << same << " of " << replies.size() << " texts the same\n";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DemoSpeculationTest,
+    ::testing::Values(
+        Case{"ngram", "gemma4", "ngram"}, Case{"model", "gemma4", "model:" + demo("gemma4-dense")},
+        Case{"assistant", "gemma4", "assistant:" + demo("gemma4-assistant")},
+        Case{"mtp", "qwen3next", "mtp"}, Case{"ngram_recurrent", "qwen3next", "ngram"},
+        Case{"cuda_ngram", "gemma4", "ngram", true},
+        Case{"cuda_model", "gemma4", "model:" + demo("gemma4-dense"), true},
+        Case{"cuda_assistant", "gemma4", "assistant:" + demo("gemma4-assistant"), true},
+        Case{"cuda_mtp", "qwen3next", "mtp", true},
+        Case{"cuda_ngram_recurrent", "qwen3next", "ngram", true}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST(DrafterChoiceTest, WhatDoesNotGoTogetherIsSaid) {
   const auto error_of = [](const char* target, const std::string& drafter) -> std::string {

@@ -13,7 +13,7 @@
 #include "models/golden_file.h"
 #include "models/registry.h"
 #include "runner/runner.h"
-#include "sampling/row_scan.h"
+#include "ops/logits/row_scan.h"
 
 namespace braid {
 

@@ -7,7 +7,7 @@
 #include <set>
 #include <string>
 
-#include "sampling/row_scan.h"
+#include "ops/logits/row_scan.h"
 #include "support/fresh_seed.h"
 
 namespace braid {

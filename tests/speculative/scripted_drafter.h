@@ -75,7 +75,8 @@ class ScriptedDrafter : public Drafter {
     int64_t& known = lengths_[request.sequence];
     ASSERT_GT(length, known);
     if (script_.wants_hidden) {
-      ASSERT_EQ(request.hidden.dim(0), length - known);
+      ASSERT_EQ(request.num_hidden, length - known);
+      ASSERT_LE(request.first_hidden + request.num_hidden, request.hidden.dim(0));
       ASSERT_EQ(request.hidden.dim(1), hidden_size_);
     }
     known = length;

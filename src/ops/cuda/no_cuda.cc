@@ -1,5 +1,6 @@
 #include "base/error.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/token_ops.h"
 
 namespace braid::cuda {
 namespace {
@@ -32,6 +33,15 @@ void scale(Stream&, const TensorView&, float) { refuse(); }
 void softcap(Stream&, const TensorView&, float) { refuse(); }
 void gather_rows(Stream&, const TensorView&, const IndexList&, const TensorView&) { refuse(); }
 void scan_logits(Stream&, Workspace&, const TensorView&, const TensorView&) { refuse(); }
+void draw_tokens(Stream&, Workspace&, const TensorView&, std::span<const DrawRule>,
+                 const TensorView&) {
+  refuse();
+}
+void feed_tokens(Stream&, const TensorView&, const IndexList&, const TensorView&) { refuse(); }
+void spread_logits(Stream&, const TensorView&, const TensorView&, const TensorView&,
+                   const IndexList&, const TensorView&) {
+  refuse();
+}
 void embedding(Stream&, const Weight&, const IndexList&, float, const TensorView&) { refuse(); }
 void rope_tables(Stream&, const IndexList&, const TensorView&, const TensorView&,
                  const TensorView&) {

@@ -1,5 +1,6 @@
 #include "base/error.h"
 #include "tensor/cuda/copy_pieces.h"
+#include "tensor/cuda/device_event.h"
 #include "tensor/cuda/device_memory.h"
 #include "tensor/cuda/stream_state.h"
 
@@ -35,5 +36,9 @@ std::byte* allocate_pinned(size_t) { refuse(0); }
 void release_pinned(std::byte*) noexcept {}
 void copy_to_host_async(StreamState&, void*, const void*, size_t) { refuse(0); }
 void copy_to_device_async(StreamState&, void*, const void*, size_t) { refuse(0); }
+
+DeviceEvent::~DeviceEvent() = default;
+void DeviceEvent::record(StreamState&) { refuse(0); }
+void DeviceEvent::wait() {}
 
 }  // namespace braid::cuda

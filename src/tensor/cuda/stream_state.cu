@@ -17,6 +17,7 @@ namespace {
 
 constexpr size_t kTableBytes = size_t{16} << 20;
 constexpr size_t kTableAlignment = 256;
+constexpr size_t kStagings = 2;
 constexpr size_t kLibraryBytes = size_t{32} << 20;
 
 size_t ceil_to(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
@@ -64,7 +65,10 @@ class DeviceStream : public StreamState {
     int major = 0;
     BRAID_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     overlaps_ = major >= 9;
-    BRAID_CUDA_CHECK(cudaMallocHost(&staging_, kTableBytes));
+    BRAID_CUDA_CHECK(cudaMallocHost(&staging_, kStagings * kTableBytes));
+    for (cudaEvent_t& event : copied_) {
+      BRAID_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    }
     BRAID_CUDA_CHECK(cudaMalloc(&tables_, kTableBytes));
     BRAID_CUDA_CHECK(cudaMalloc(&counters_, kNumCounters * sizeof(int32_t)));
     BRAID_CUDA_CHECK(cudaMemset(counters_, 0, kNumCounters * sizeof(int32_t)));
@@ -79,6 +83,7 @@ class DeviceStream : public StreamState {
     cudaFree(counters_);
     cudaFree(tables_);
     cudaFreeHost(staging_);
+    for (const cudaEvent_t event : copied_) cudaEventDestroy(event);
     cudaStreamDestroy(beside_);
     cudaStreamDestroy(stream_);
   }
@@ -137,7 +142,7 @@ class DeviceStream : public StreamState {
       }
       recycle();
     }
-    std::byte* const host = staging_ + used_;
+    std::byte* const host = staging_ + current_ * kTableBytes + used_;
     std::byte* const target = tables_ + used_;
     used_ += padded;
     layout_ = layout_ * 31 + padded;
@@ -182,9 +187,12 @@ class DeviceStream : public StreamState {
     return constants_.back().data();
   }
 
-  // Copies from the staging memory may still be under way.
+  // Copies from the staging memory may still be under way: it is used in turn with another. The
+  // tables on the device are written after the kernels in front have read them.
   void recycle() {
-    BRAID_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    BRAID_CUDA_CHECK(cudaEventRecord(copied_[current_], stream_));
+    current_ = (current_ + 1) % kStagings;
+    BRAID_CUDA_CHECK(cudaEventSynchronize(copied_[current_]));
     used_ = 0;
     layout_ = 0;
     known_.clear();
@@ -199,7 +207,9 @@ class DeviceStream : public StreamState {
   bool synchronous_ = false;
   bool in_step_ = false;
   bool recording_ = false;
-  std::byte* staging_ = nullptr;
+  std::byte* staging_ = nullptr;  // kStagings pieces of kTableBytes
+  size_t current_ = 0;
+  cudaEvent_t copied_[kStagings] = {};  // what was copied from the piece has been read
   std::byte* tables_ = nullptr;
   int32_t* counters_ = nullptr;
   size_t used_ = 0;

@@ -3,6 +3,8 @@
 #include <array>
 #include <cstdint>
 
+#include "ops/logits/draw_math.h"
+
 namespace braid {
 
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011):
@@ -10,16 +12,7 @@ namespace braid {
 // counter and key alone.
 inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
                                           std::array<uint32_t, 2> key) {
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = uint64_t{0xd2511f53} * counter[0];
-    const uint64_t product1 = uint64_t{0xcd9e8d57} * counter[2];
-    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
-               static_cast<uint32_t>(product1),
-               static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
-               static_cast<uint32_t>(product0)};
-    key[0] += 0x9e3779b9;
-    key[1] += 0xbb67ae85;
-  }
+  philox_rounds(counter.data(), key[0], key[1]);
   return counter;
 }
 
@@ -46,7 +39,7 @@ class UniformByToken {
            static_cast<uint32_t>(key_.request >> 32)},
           {static_cast<uint32_t>(key_.seed), static_cast<uint32_t>(key_.seed >> 32)});
     }
-    return (bits_[static_cast<uint32_t>(token) % 4] + 0.5) * 0x1p-32;
+    return uniform_of_bits(bits_[static_cast<uint32_t>(token) % 4]);
   }
 
  private:

@@ -1,4 +1,4 @@
-#include "sampling/philox.h"
+#include "ops/logits/philox.h"
 
 #include <gtest/gtest.h>
 

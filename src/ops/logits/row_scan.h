@@ -4,6 +4,8 @@
 #include <limits>
 #include <span>
 
+#include "ops/logits/draw_math.h"
+
 namespace braid {
 
 // Passes over one row of logits, [vocab], written so that compilers make vector code of them.
@@ -49,12 +51,7 @@ inline int32_t argmax(std::span<const float> values) {
   return best;
 }
 
-// NaN becomes -inf, +inf the largest float.
-inline float sanitised(float logit) {
-  constexpr float kLargest = std::numeric_limits<float>::max();
-  const float bounded = logit < kLargest ? logit : kLargest;  // NaN: the largest
-  return logit >= kMinusInfinity ? bounded : kMinusInfinity;
-}
+// Each as sanitised() makes it.
 inline void sanitise(std::span<const float> from, float* to) {
   constexpr size_t kLanes = 16;
   size_t i = 0;

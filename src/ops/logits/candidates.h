@@ -26,7 +26,7 @@ void select_top_k(std::span<const float> logits, int64_t k, std::vector<Candidat
 // The candidates whose logit is above -inf.
 void select_all(std::span<const float> logits, std::vector<Candidate>& candidates);
 
-// Keeps the fewest first in rank that hold at least `top_p` of the total weight.
+// Keeps the fewest first in rank that hold at least `top_p` of the total mass (draw_math.h).
 void keep_top_p(std::vector<Candidate>& candidates, double top_p, std::vector<Candidate>& scratch);
 
 // Keeps those with at least `min_p` times the largest weight.

@@ -1,5 +1,5 @@
 // The filters against plain ones that sort everything.
-#include "sampling/candidates.h"
+#include "ops/logits/candidates.h"
 
 #include <gtest/gtest.h>
 

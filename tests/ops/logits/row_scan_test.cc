@@ -1,4 +1,4 @@
-#include "sampling/row_scan.h"
+#include "ops/logits/row_scan.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,9 @@
-#include "sampling/candidates.h"
+#include "ops/logits/candidates.h"
 
 #include <algorithm>
 
-#include "sampling/row_scan.h"
+#include "ops/logits/draw_math.h"
+#include "ops/logits/row_scan.h"
 
 namespace braid {
 namespace {
@@ -49,34 +50,34 @@ void select_all(std::span<const float> logits, std::vector<Candidate>& candidate
 
 void keep_top_p(std::vector<Candidate>& candidates, double top_p, std::vector<Candidate>& scratch) {
   if (candidates.empty()) return;
-  double total = 0;
-  for (const Candidate& c : candidates) total += c.weight;
-  const double target = top_p * total;
+  uint64_t total = 0;
+  for (const Candidate& c : candidates) total += mass_of(c.weight);
+  const double target = top_p_target(top_p, total);
 
-  // All weights below the floor together are less than (1 - top_p) of the total, so the kept ones
-  // are above it. The factor covers the rounding of the sums.
-  const double floor = 0.999 * (1 - top_p) * total / static_cast<double>(candidates.size());
+  // All weights below the floor together are less than what is left over, so the kept ones are
+  // above it.
+  const double floor = top_p_floor(target, total, static_cast<int64_t>(candidates.size()));
   scratch.clear();
   for (const Candidate& c : candidates) {
-    if (c.weight >= floor) scratch.push_back(c);
+    if (static_cast<double>(mass_of(c.weight)) >= floor) scratch.push_back(c);
   }
 
   // Bisects the rank of the last one to keep: the first `low` weigh less than the target, the first
   // `high` do not (or are all).
   size_t low = 0;
   size_t high = scratch.size();
-  double weight_before_low = 0;
+  uint64_t mass_before_low = 0;
   while (high - low > 1) {
     const size_t middle = low + (high - low) / 2;
     std::nth_element(scratch.begin() + low, scratch.begin() + middle, scratch.begin() + high,
                      ranks_before);
-    double weight = weight_before_low;
-    for (size_t i = low; i < middle; ++i) weight += scratch[i].weight;
-    if (weight >= target) {
+    uint64_t mass = mass_before_low;
+    for (size_t i = low; i < middle; ++i) mass += mass_of(scratch[i].weight);
+    if (static_cast<double>(mass) >= target) {
       high = middle;
     } else {
       low = middle;
-      weight_before_low = weight;
+      mass_before_low = mass;
     }
   }
   const Candidate last = scratch[low];
