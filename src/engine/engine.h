@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -37,6 +38,10 @@ struct EngineOptions {
   int64_t workspace_bytes = 0;
   // Watches the ops, if given; must outlive the engine.
   Profiler* profiler = nullptr;
+  // Decode steps are queued before the tokens of the step in front are known, which reach them on
+  // the device. Changes no text. On the CPU there is nothing to gain by it: kAlways is for tests.
+  enum class RunAhead : uint8_t { kNever, kOnDevices, kAlways };
+  RunAhead run_ahead = RunAhead::kOnDevices;
 
   static constexpr int64_t kDefaultContext = 32768;
 };
@@ -55,7 +60,11 @@ struct EngineStats {
   int64_t decode_tokens = 0;   // drawn in decode steps
 };
 
-// The step loop: admit, plan, run, sample, commit, draft. One thread owns it and everything in it.
+// The step loop: admit, plan, run, sample, commit, draft. On a device, the next step is on its way
+// while the host looks at the tokens of this one; a sequence that turns out to have ended has then
+// been computed once for nothing.
+//
+// One thread owns it and everything in it.
 // A request's tokens depend neither on what else is computed beside it nor on drafts: each token is
 // drawn from the target's own logits with the random number of its position, and a draft only
 // counts if it is the token drawn.
@@ -97,15 +106,31 @@ class Engine {
   void end_cancelled(std::vector<TokenEvent>& events);
   void admit();
   void start(Sequence& sequence);
+  // A step that was launched.
+  struct Flight {
+    StepPlan plan;
+    std::vector<Sequence*> owners;  // of the plan's sequences; null once they have ended
+    int64_t prompt_tokens = 0;
+    bool ahead = false;  // launched before the one in front was done
+    std::string error;   // it could not be launched
+  };
+
   void plan_step();
   void run_step(std::vector<TokenEvent>& events);
-  int64_t accept_rows(const SequenceStep& step, const StepResult& result, size_t& row,
-                      std::vector<TokenEvent>& events);
+  bool runs_ahead() const;
+  bool can_run_ahead(const Flight& flight) const;
+  bool ends_for_sure(const Sequence& sequence) const;
+  void launch_planned();
+  void launch_ahead();
+  void launch(Flight flight, std::span<const DrawRule> rules, std::span<const int32_t> fed_from);
+  void drop_dead_flights();
+  int64_t accept_rows(Sequence& sequence, const SequenceStep& step, const StepResult& result,
+                      size_t& row, std::vector<TokenEvent>& events);
   TokenEvent accept_logits(Sequence& sequence, const StepResult& result, size_t row);
-  std::span<const DrawRule> draw_rules();
+  std::span<const DrawRule> draw_rules(const Flight& flight, int64_t num_unknown);
   void accept_token(Sequence& sequence, TokenEvent& event);
   void finish(Sequence& sequence, TokenEvent& event, FinishReason reason);
-  void draft_next(const StepResult& result);
+  void draft_next(const Flight& flight, const StepResult& result);
   void retire_finished();
   void forget_drafts(const Sequence& sequence);
 
@@ -128,6 +153,9 @@ class Engine {
   // largest of its logits.
   std::vector<DrawRule> rules_;
   std::vector<std::vector<LogitEdit>> rule_edits_;  // [rules]
+  std::vector<int32_t> fed_from_;
+  std::deque<Flight> flights_;  // the oldest in front
+  std::chrono::steady_clock::time_point last_step_end_;
   std::vector<DraftRequest> draft_requests_;
   RequestId next_id_ = 0;
   EngineStats stats_;

@@ -98,6 +98,7 @@ StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {
 
 StepResult Runner::launch(const StepPlan& plan, const RunOptions& options) {
   BRAID_CHECK(num_in_flight() < kMostFlights, "more than {} steps at a time", kMostFlights);
+  if (num_in_flight() == 0) num_launched_ = num_finished_ = 0;
   Flight& flight = flights_[num_launched_ % kMostFlights];
   step_scope_.reset();
   flight.rows.clear();
@@ -152,8 +153,10 @@ StepResult Runner::launch(const StepPlan& plan, const RunOptions& options) {
 StepResult Runner::finish() {
   BRAID_CHECK(num_in_flight() > 0, "no step is on its way");
   Flight& flight = flights_[num_finished_++ % kMostFlights];
-  if (!stream_.is_cpu()) flight.done.wait();
-  read_results(flight);
+  if (!stream_.is_cpu()) {
+    flight.done.wait();
+    read_results(flight);
+  }
   flight.result.rows = flight.rows;
   flight.result.drawn = flight.drawn;
   return flight.result;
@@ -176,7 +179,11 @@ void Runner::draw(const RunOptions& options, const Outputs& outputs, Flight& fli
     draw_tokens(stream_, workspace_, outputs.logits, options.draws, chosen_);
     flight.drawn_words = flight.copied_drawn.start(stream_, chosen_);
   }
-  if (!stream_.is_cpu()) flight.done.record(stream_.cuda());
+  if (stream_.is_cpu()) {
+    read_results(flight);
+  } else {
+    flight.done.record(stream_.cuda());
+  }
 }
 
 // Every layer reads these; the same uploads in the same order for every step of a shape.

@@ -91,10 +91,10 @@ class Runner {
 
   // The two halves of run(), so that on a device a step can be queued before the one in front of it
   // is done: launch() queues it, and tells if there was no room; finish() waits for the oldest step
-  // that was launched and not finished. At most kMostFlights of these. Each reads what the plan
-  // and the options refer to before it returns, except backbone_hidden. Tokens are committed, where
-  // the plan says so, when launched. Only rows and drawn tokens of a result outlive the next
-  // launch, until the one after it.
+  // that is on its way, of at most kMostFlights. launch() is done with the plan and the options
+  // when it returns, except for backbone_hidden. Tokens are committed, where the plan says so, when
+  // launched. Of a result, only rows and drawn tokens outlive the launch of the next step; that of
+  // the one after it ends them, too.
   static constexpr int kMostFlights = 2;
   StepResult launch(const StepPlan& plan, const RunOptions& options);
   StepResult finish();
