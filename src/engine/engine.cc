@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <random>
 
 #include "base/check.h"
@@ -319,6 +320,8 @@ void Engine::launch_planned() {
 
 // Whether steps may be launched ahead at all.
 bool Engine::runs_ahead() const {
+  static const bool off = std::getenv("BRAID_NO_RUN_AHEAD") != nullptr;
+  if (off) return false;
   switch (options_.run_ahead) {
     case EngineOptions::RunAhead::kNever:
       return false;

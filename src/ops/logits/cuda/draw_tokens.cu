@@ -7,9 +7,10 @@
 // Compiled without fused multiply-adds (draw_math.h).
 //
 // A row is the work of a team: the blocks of a cluster (one block before Hopper), each with a
-// stretch of the vocabulary. Whatever is summed is a whole number, so that no order matters. The
-// tokens that filters keep are the first in rank up to some key: it is found by its digits, from
-// the highest on, in histograms of the keys that agree so far; mostly after one or two.
+// stretch of the vocabulary, in shared memory if it fits. Whatever is summed is a whole number, so
+// that no order matters. The tokens that filters keep are the first in rank up to some key: it is
+// found by its digits, from the highest on, in histograms of the keys that agree so far; mostly
+// after one or two.
 namespace braid::cuda {
 namespace {
 
@@ -17,6 +18,8 @@ constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kMostBlocks = 8;            // of a team
 constexpr int kTokensPerBlock = 1 << 14;  // teams have as many blocks as needed, up to kMostBlocks
+// A stretch of up to so many bytes is brought to shared memory, once.
+constexpr int kMostStagedBytes = 128 << 10;
 constexpr int kDigitBits = 11;
 constexpr int kBins = 1 << kDigitBits;
 constexpr int kBinsPerThread = kBins / kThreads;
@@ -51,7 +54,9 @@ struct Arguments {
   bool aligned;  // rows may be read by 16 bytes
   const DeviceRule* rules;
   const DeviceEdit* edits;
-  float* saved;  // [edits]: the logits as they were
+  bool staged;  // stretches come to shared memory, and are edited there; otherwise the rows are,
+                // for the time being
+  float* saved;  // [edits]: the logits as they were; unless staged
   Rows<int32_t> drawn;
 };
 
@@ -65,12 +70,19 @@ struct Winner {
   int32_t token;
 };
 
+// A mass in three parts, each of which may be added up in 32 bits: there are no faster additions in
+// shared memory.
+constexpr int kMassParts = 4;
+constexpr int kPartBits = 12;
+
 struct Shared {
-  uint64_t mass[kBins];
+  uint32_t mass[kMassParts][kBins];
   uint32_t count[kBins];
   uint64_t warp_sums[kWarps];
-  uint64_t found_measure;  // of a selection's digit: up to the bin before it
-  int found_bin, found_count;
+  // Of a selection's digit: the bin, what there is in front of it and up to its end, and in it.
+  int found_bin;
+  uint32_t found_count;
+  uint64_t found_before, found_up_to;
   // What a block tells its team, twice: a slower one may still be reading the last.
   uint64_t sums[2];
   Best bests[2];
@@ -135,41 +147,33 @@ struct Team {
 
 class Row {
  public:
-  __device__ Row(const Arguments& args, const DeviceRule& rule, Shared& shared)
-      : args_(args), rule_(rule), shared_(shared), row_(args.logits[rule.row]) {
-    const int each = (ceil_divide(args.width, team_.size) + 3) / 4 * 4;
+  // stage: shared memory for the stretch, if it comes there.
+  __device__ Row(const Arguments& args, const DeviceRule& rule, Shared& shared, float* stage)
+      : args_(args), rule_(rule), shared_(shared), row_(args.logits[rule.row]), stage_(stage) {
+    const int each = stretch(args.width, team_.size);
     begin_ = min(team_.rank * each, args.width);
     end_ = min(begin_ + each, args.width);
   }
-
-  __device__ const Team& team() const { return team_; }
-  __device__ float logit(int token) const { return sanitised(__ldcg(row_ + token)); }
-
-  // Calls visit(token, logit) for all tokens of this thread above -inf; neighbours of the same four
-  // one after another.
-  template <typename Visit>
-  __device__ __forceinline__ void for_each(const Visit& visit) const {
-    for (int first = begin_ + 4 * static_cast<int>(threadIdx.x); first < end_;
-         first += 4 * kThreads) {
-      float4 four;
-      if (args_.aligned) {
-        four = __ldcg(reinterpret_cast<const float4*>(row_ + first));
-      } else {
-        four.x = __ldcg(row_ + first);
-        four.y = first + 1 < end_ ? __ldcg(row_ + first + 1) : -INFINITY;
-        four.z = first + 2 < end_ ? __ldcg(row_ + first + 2) : -INFINITY;
-        four.w = first + 3 < end_ ? __ldcg(row_ + first + 3) : -INFINITY;
-      }
-      const float values[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float value = sanitised(values[i]);
-        if (value > -INFINITY) visit(first + i, value);
-      }
-    }
+  // Tokens of a block.
+  static __host__ __device__ int stretch(int width, int blocks) {
+    return (ceil_divide(width, blocks) + 3) / 4 * 4;
   }
 
-  __device__ Best best() {
+  __device__ const Team& team() const { return team_; }
+  // As the model has it.
+  __device__ float logit(int token) const { return sanitised(__ldcg(row_ + token)); }
+
+  // Brings the stretch to where the passes read it, the end filled up to whole fours.
+  __device__ void load() {
+    if (!args_.staged) return;
+#pragma unroll 4
+    for (int i = 4 * static_cast<int>(threadIdx.x); i < end_ - begin_; i += 4 * kThreads) {
+      *reinterpret_cast<float4*>(stage_ + i) = from_row(begin_ + i);
+    }
+    __syncthreads();
+  }
+
+  __device__ __noinline__ Best best() {
     Best best{-INFINITY, -1};
     for_each([&](int token, float logit) {
       if (best.token < 0 || logit > best.logit) best = {logit, token};
@@ -179,7 +183,7 @@ class Row {
   }
 
   // Of tokens with keys up to `last`.
-  __device__ uint64_t mass(float highest, float temperature, uint64_t last) {
+  __device__ __noinline__ uint64_t mass(float highest, float temperature, uint64_t last) {
     uint64_t sum = 0;
     for_each([&](int token, float logit) {
       if (rank_key(logit, token) <= last) sum += mass_of(draw_weight(logit, highest, temperature));
@@ -188,61 +192,68 @@ class Row {
   }
 
   // The key up to which there are `count` tokens; kAllKeys if there are no more.
-  __device__ uint64_t select_count(int count) {
-    return select(
-        kAllKeys, [](int, float) { return uint64_t{1}; },
+  __device__ __noinline__ uint64_t select_count(int count) {
+    return select<false>(
+        kAllKeys, [](float) { return uint64_t{1}; },
         [&](uint64_t measure) { return measure >= static_cast<uint64_t>(count); });
   }
 
   // The key up to which tokens hold the target's mass. Those beyond `last` do not count, nor those
-  // of less than the floor, which are among the first all the same.
-  __device__ uint64_t select_mass(float highest, float temperature, double target, double floor,
-                                  uint64_t last) {
-    return select(
+  // of less than the least weight, which are among the first all the same.
+  __device__ __noinline__ uint64_t select_mass(float highest, float temperature, double target,
+                                               float least_weight, uint64_t last) {
+    return select<true>(
         last,
-        [&](int, float logit) {
-          const uint64_t mass = mass_of(draw_weight(logit, highest, temperature));
-          return static_cast<double>(mass) >= floor ? mass : uint64_t{0};
+        [&](float logit) {
+          const float weight = draw_weight(logit, highest, temperature);
+          return weight >= least_weight ? mass_of(weight) : uint64_t{0};
         },
         [&](uint64_t measure) { return static_cast<double>(measure) >= target; });
   }
 
-  // The token whose clock rings first, of those up to `last` with at least `floor` of mass.
-  __device__ int32_t race(const Best& likeliest, uint64_t last, double floor) {
+  // The token whose clock rings first, of those up to `last` with at least the least weight.
+  __device__ __noinline__ int32_t race(const Best& likeliest, uint64_t last, float least_weight) {
     Winner winner{INFINITY, -1};
-    uint32_t bits[4];
-    int block = -1;
-    const auto run = [&](int token, float weight) {
-      const double limit = latest_number(winner.time, weight);
-      if (limit < kLeastChance) return;
-      if (token / 4 != block) {
-        block = token / 4;
-        bits[0] = rule_.position;
-        bits[1] = static_cast<uint32_t>(block);
-        bits[2] = static_cast<uint32_t>(rule_.stream);
-        bits[3] = static_cast<uint32_t>(rule_.stream >> 32);
-        philox_rounds(bits, static_cast<uint32_t>(rule_.seed),
-                      static_cast<uint32_t>(rule_.seed >> 32));
-      }
-      const int i = token % 4;
-      const double number = uniform_of_bits(i == 0   ? bits[0]
-                                            : i == 1 ? bits[1]
-                                            : i == 2 ? bits[2]
-                                                     : bits[3]);
-      if (number > limit) return;
-      winner = earlier(winner, {ring_time(number, weight), token});
+    // What is certainly too late is told in float32: kMargin covers its roundings.
+    constexpr float kMargin = 1 + 1e-5f;
+    float first = INFINITY;                          // the winner's time
+    float least = fmaxf(least_weight, rule_.min_p);  // with less weight a token cannot win
+    const auto ring = [&](int token, float weight, uint32_t bits) {
+      winner = earlier(winner, {ring_time(uniform_of_bits(bits), weight), token});
+      first = static_cast<float>(winner.time);
+      least = fmaxf(least, static_cast<float>(kLeastChance) / (first * kMargin));
     };
-    // Most of the others then need no random number at all.
-    run(likeliest.token, 1);
-    for_each([&](int token, float logit) {
-      const float weight = draw_weight(logit, likeliest.logit, rule_.temperature);
-      if (weight == 0 || rank_key(logit, token) > last) return;
-      if (static_cast<double>(mass_of(weight)) < floor) return;
-      if (rule_.min_p > 0 && static_cast<double>(weight) < static_cast<double>(rule_.min_p) * 1.0) {
-        return;
+    // The likeliest one first: most of the others then need no random number at all.
+    uint32_t bits[4];
+    draw_bits(likeliest.token / 4, bits);
+    ring(likeliest.token, 1, pick(bits, likeliest.token % 4));
+#pragma unroll 1
+    for (int i = first_of_thread(); i < end_; i += 4 * kThreads) {
+      const float4 four = values_at(i);
+      float weights[4] = {sanitised(four.x), sanitised(four.y), sanitised(four.z),
+                          sanitised(four.w)};
+      bool any = false;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float logit = weights[j];
+        weights[j] = draw_weight(logit, likeliest.logit, rule_.temperature);
+        if (rank_key(logit, i + j) > last || weights[j] < least) weights[j] = -1;
+        any = any || weights[j] > 0;
       }
-      run(token, weight);
-    });
+      if (!any) continue;
+      draw_bits(i / 4, bits);
+      uint32_t candidates = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const bool in_time = static_cast<float>(bits[j]) * 0x1p-32f <= first * weights[j] * kMargin;
+        if (weights[j] > 0 && in_time) candidates |= 1u << j;
+      }
+      while (candidates != 0) {
+        const int j = __ffs(static_cast<int>(candidates)) - 1;
+        candidates &= candidates - 1;
+        ring(i + j, pick(weights, j), pick(bits, j));
+      }
+    }
     return all_reduce(winner, shared_.winners_of_warps, shared_.winners,
                       [](const Winner& a, const Winner& b) { return earlier(a, b); })
         .token;
@@ -265,27 +276,84 @@ class Row {
   }
 
   __device__ void apply_edits() {
-    for_each_edit([&](int i, const DeviceEdit& edit) {
-      const float logit = __ldcg(row_ + edit.token);
-      args_.saved[i] = logit;
-      row_[edit.token] = edited_logit(sanitised(logit), edit.output_count, edit.bias, rule_);
-    });
+    if (!args_.staged) team_.sync();  // the row has been read
+    const int step = args_.staged ? kThreads : team_.size * kThreads;
+    const int first = threadIdx.x + (args_.staged ? 0 : team_.rank * kThreads);
+    for (int i = first; i < rule_.num_edits; i += step) {
+      const DeviceEdit edit = args_.edits[rule_.first_edit + i];
+      float* logit = row_ + edit.token;
+      if (args_.staged) {
+        if (edit.token < begin_ || edit.token >= end_) continue;
+        logit = stage_ + (edit.token - begin_);
+      }
+      const float before = args_.staged ? *logit : __ldcg(logit);
+      if (!args_.staged) args_.saved[rule_.first_edit + i] = before;
+      *logit = edited_logit(sanitised(before), edit.output_count, edit.bias, rule_);
+    }
+    if (args_.staged) {
+      __syncthreads();
+    } else {
+      __threadfence();
+      team_.sync();
+    }
   }
   __device__ void undo_edits() {
-    for_each_edit([&](int i, const DeviceEdit& edit) { row_[edit.token] = args_.saved[i]; });
-  }
-
- private:
-  template <typename Visit>
-  __device__ __forceinline__ void for_each_edit(const Visit& visit) const {
-    if (rule_.num_edits == 0) return;
+    if (args_.staged || rule_.num_edits == 0) return;
     team_.sync();
     for (int i = team_.rank * kThreads + static_cast<int>(threadIdx.x); i < rule_.num_edits;
          i += team_.size * kThreads) {
-      visit(rule_.first_edit + i, args_.edits[rule_.first_edit + i]);
+      const int edit = rule_.first_edit + i;
+      row_[args_.edits[edit].token] = args_.saved[edit];
     }
     __threadfence();
     team_.sync();
+  }
+
+ private:
+  __device__ __forceinline__ int first_of_thread() const {
+    return begin_ + 4 * static_cast<int>(threadIdx.x);
+  }
+  // Tokens [i, i + 4) of the row; beyond its end -inf.
+  __device__ __forceinline__ float4 from_row(int i) const {
+    if (args_.aligned) return __ldcg(reinterpret_cast<const float4*>(row_ + i));
+    float4 four;
+    four.x = __ldcg(row_ + i);
+    four.y = i + 1 < args_.width ? __ldcg(row_ + i + 1) : -INFINITY;
+    four.z = i + 2 < args_.width ? __ldcg(row_ + i + 2) : -INFINITY;
+    four.w = i + 3 < args_.width ? __ldcg(row_ + i + 3) : -INFINITY;
+    return four;
+  }
+  // The same after the edits, for tokens of this block.
+  __device__ __forceinline__ float4 values_at(int i) const {
+    return args_.staged ? *reinterpret_cast<const float4*>(stage_ + (i - begin_)) : from_row(i);
+  }
+  // Calls visit(token, logit) for all tokens of this thread above -inf, ascending.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each(const Visit& visit) const {
+#pragma unroll 1
+    for (int first = first_of_thread(); first < end_; first += 4 * kThreads) {
+      const float4 four = values_at(first);
+      const float values[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float value = sanitised(values[i]);
+        if (value > -INFINITY) visit(first + i, value);
+      }
+    }
+  }
+
+  // The random numbers of four neighbours.
+  __device__ __forceinline__ void draw_bits(int block, uint32_t bits[4]) const {
+    bits[0] = rule_.position;
+    bits[1] = static_cast<uint32_t>(block);
+    bits[2] = static_cast<uint32_t>(rule_.stream);
+    bits[3] = static_cast<uint32_t>(rule_.stream >> 32);
+    philox_rounds(bits, static_cast<uint32_t>(rule_.seed), static_cast<uint32_t>(rule_.seed >> 32));
+  }
+  // x[i] of what lies in registers
+  template <typename T>
+  static __device__ __forceinline__ T pick(const T (&x)[4], int i) {
+    return i == 0 ? x[0] : i == 1 ? x[1] : i == 2 ? x[2] : x[3];
   }
 
   // For all threads of the team.
@@ -334,8 +402,9 @@ class Row {
   }
 
   // The least of the keys at the end of which `enough` holds of the measures summed from the first
-  // key on; or a later one with no token between the two. kAllKeys if it never holds.
-  template <typename Measure, typename Enough>
+  // key on; or a later one with no token that counts between the two. kAllKeys if it never holds.
+  // kMass: measures are masses; otherwise each is 1.
+  template <bool kMass, typename Measure, typename Enough>
   __device__ uint64_t select(uint64_t last, const Measure& measure_of, const Enough& enough) {
     uint64_t prefix = 0, before = 0;
     int known_from = 64;  // the bits from here on are known
@@ -343,7 +412,10 @@ class Row {
     for (int digit = 0; digit < kNumDigits; ++digit) {
       const int shift = digit_shift(digit);
       for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
-        shared_.mass[bin] = 0;
+        if constexpr (kMass) {
+#pragma unroll
+          for (int part = 0; part < kMassParts; ++part) shared_.mass[part][bin] = 0;
+        }
         shared_.count[bin] = 0;
       }
       if (threadIdx.x == 0) shared_.found_bin = -1;
@@ -351,30 +423,59 @@ class Row {
       for_each([&](int token, float logit) {
         const uint64_t key = rank_key(logit, token);
         if (key > last || (known_from < 64 && ((key ^ prefix) >> known_from) != 0)) return;
-        const uint64_t measure = measure_of(token, logit);
+        const uint64_t measure = measure_of(logit);
         if (measure == 0) return;
         const int bin = static_cast<int>(key >> shift) & (kBins - 1);
         atomicAdd(&shared_.count[bin], 1u);
-        atomicAdd(reinterpret_cast<unsigned long long*>(&shared_.mass[bin]),
-                  static_cast<unsigned long long>(measure));
+        if constexpr (kMass) {
+#pragma unroll
+          for (int part = 0; part < kMassParts; ++part) {
+            atomicAdd(
+                &shared_.mass[part][bin],
+                static_cast<uint32_t>(measure >> (part * kPartBits)) & ((1u << kPartBits) - 1));
+          }
+        }
       });
       team_.sync();
-      find_bin(before, enough);
+      find_bin<kMass>(before, enough);
       team_.sync();  // all have read, and the bin is known
       const int bin = shared_.found_bin;
       if (bin < 0) return kAllKeys;
-      before = shared_.found_measure;
-      const int count = shared_.found_count;
+      const uint64_t up_to = shared_.found_up_to;
+      before = shared_.found_before;
+      const bool alone = shared_.found_count == 1;
       prefix |= static_cast<uint64_t>(bin) << shift;
       known_from = shift;
       __syncthreads();  // all have read
-      if (count == 1) break;
+      // Nothing left to tell apart: the whole bin is in.
+      if (alone || (!kMass && !enough(up_to - 1))) break;
     }
     return prefix | ((uint64_t{1} << known_from) - 1);
   }
 
+  // What the team has counted in a bin.
+  __device__ __forceinline__ uint32_t count_of(int bin) const {
+    uint32_t count = 0;
+    for (int block = 0; block < team_.size; ++block) {
+      count += *team_.of(&shared_.count[bin], block);
+    }
+    return count;
+  }
+  template <bool kMass>
+  __device__ __forceinline__ uint64_t measure_of_bin(int bin) const {
+    if constexpr (!kMass) return count_of(bin);
+    uint64_t sum = 0;
+    for (int block = 0; block < team_.size; ++block) {
+#pragma unroll
+      for (int part = 0; part < kMassParts; ++part) {
+        sum += uint64_t{*team_.of(&shared_.mass[part][bin], block)} << (part * kPartBits);
+      }
+    }
+    return sum;
+  }
+
   // Sets found_*: the first bin at whose end `enough` holds. All blocks find the same.
-  template <typename Enough>
+  template <bool kMass, typename Enough>
   __device__ __forceinline__ void find_bin(uint64_t before, const Enough& enough) {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int first = threadIdx.x * kBinsPerThread;
@@ -382,10 +483,7 @@ class Row {
     uint64_t sum = 0;
 #pragma unroll
     for (int i = 0; i < kBinsPerThread; ++i) {
-      measures[i] = 0;
-      for (int block = 0; block < team_.size; ++block) {
-        measures[i] += *team_.of(&shared_.mass[first + i], block);
-      }
+      measures[i] = measure_of_bin<kMass>(first + i);
       sum += measures[i];
     }
     uint64_t up_to = sum;  // with this thread's
@@ -402,13 +500,10 @@ class Row {
     for (int i = 0; i < kBinsPerThread; ++i) {
       const uint64_t next = measure + measures[i];
       if (measures[i] > 0 && enough(next) && !enough(measure)) {
-        uint32_t count = 0;
-        for (int block = 0; block < team_.size; ++block) {
-          count += *team_.of(&shared_.count[first + i], block);
-        }
         shared_.found_bin = first + i;
-        shared_.found_measure = measure;
-        shared_.found_count = static_cast<int>(count);
+        shared_.found_before = measure;
+        shared_.found_up_to = next;
+        shared_.found_count = count_of(first + i);
       }
       measure = next;
     }
@@ -418,6 +513,7 @@ class Row {
   const DeviceRule& rule_;
   Shared& shared_;
   float* row_;
+  float* stage_;
   Team team_;
   int begin_, end_;
   int phase_ = 0;
@@ -427,8 +523,10 @@ class Row {
 __global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ Arguments args) {
   wait_for_inputs();
   __shared__ Shared shared;
+  extern __shared__ float4 stage[];
   const DeviceRule rule = args.rules[blockIdx.y];
-  Row row(args, rule, shared);
+  Row row(args, rule, shared, reinterpret_cast<float*>(stage));
+  row.load();
   int32_t* out = args.drawn[blockIdx.y];
 
   int num_listed = 0;
@@ -446,21 +544,23 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ 
     }
   }
   if (rule.num_logprobs < 0 || rule.num_edits > 0) {
-    row.apply_edits();
+    if (rule.num_edits > 0) row.apply_edits();
     best = row.best();
   }
   int32_t token = best.token;
   if (rule.temperature != 0 && best.token >= 0) {
     uint64_t last = kAllKeys;
-    double floor = 0;
+    float least_weight = 0;
     if (rule.top_k > 0) last = row.select_count(rule.top_k);
     if (rule.top_p < 1) {
       const uint64_t total = row.mass(best.logit, rule.temperature, last);
       const double target = top_p_target(rule.top_p, total);
-      floor = top_p_floor(target, total, args.width);
-      last = min(last, row.select_mass(best.logit, rule.temperature, target, floor, last));
+      // What is kept has at least so much mass: a whole number, so a weight of at least this.
+      const double floor = ceil(top_p_floor(target, total, args.width));
+      least_weight = __double2float_ru(floor * 0x1p-44);
+      last = min(last, row.select_mass(best.logit, rule.temperature, target, least_weight, last));
     }
-    token = row.race(best, last, floor);
+    token = row.race(best, last, least_weight);
   }
   row.undo_edits();
   if (row.team().rank == 0 && threadIdx.x == 0) {
@@ -513,6 +613,13 @@ void draw_tokens(Stream& stream, Workspace& workspace, const TensorView& logits,
       stream.cuda().table(rules.data(), rules_bytes + num_edits * sizeof(DeviceEdit), fill));
 
   const int width = static_cast<int>(logits.dim(1));
+  int blocks = 1;
+  if (stream.cuda().overlaps_kernels()) {
+    while (blocks < kMostBlocks && blocks * kTokensPerBlock < width) blocks *= 2;
+  }
+  // Blocks of other devices have less shared memory, and there whole rows are theirs.
+  const int stage_bytes = Row::stretch(width, blocks) * static_cast<int>(sizeof(float));
+  const bool staged = stream.cuda().overlaps_kernels() && stage_bytes <= kMostStagedBytes;
   const Arguments args{
       .logits = rows_of<float>(logits),
       .width = width,
@@ -520,12 +627,12 @@ void draw_tokens(Stream& stream, Workspace& workspace, const TensorView& logits,
                  logits.row_stride() % 4 == 0,
       .rules = reinterpret_cast<const DeviceRule*>(table),
       .edits = reinterpret_cast<const DeviceEdit*>(table + rules_bytes),
+      .staged = staged,
       .saved = workspace.take(DType::kF32, {static_cast<int64_t>(num_edits)}).data<float>(),
       .drawn = rows_of<int32_t>(drawn)};
-  int blocks = 1;
-  if (stream.cuda().overlaps_kernels()) {
-    while (blocks < kMostBlocks && blocks * kTokensPerBlock < width) blocks *= 2;
-  }
+  static const cudaError_t allowed = cudaFuncSetAttribute(
+      draw_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostStagedBytes);
+  if (staged) BRAID_CUDA_CHECK(allowed);
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -534,6 +641,7 @@ void draw_tokens(Stream& stream, Workspace& workspace, const TensorView& logits,
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(rules.size()));
   config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = staged ? static_cast<size_t>(stage_bytes) : 0;
   config.stream = stream.cuda().handle();
   config.attrs = attributes;
   config.numAttrs = stream.cuda().overlaps_kernels() ? 2 : 0;
