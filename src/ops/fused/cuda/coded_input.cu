@@ -86,6 +86,21 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
   out.store(blockIdx.x, v, width, padded);
 }
 
+// A warp takes a narrow row.
+constexpr int kRowWarps = 4, kNarrowVectors = 8, kNarrow = kNarrowVectors * 4 * kWarp;
+__global__ void __launch_bounds__(kRowWarps* kWarp)
+    narrow_kernel(Rows<const float> x, int rows, int width, int padded, const TokenCodeRows out) {
+  wait_for_inputs();
+  const int row = blockIdx.x * kRowWarps + threadIdx.x / kWarp;
+  if (row >= rows) return;
+  float4 v[kNarrowVectors];
+#pragma unroll
+  for (int j = 0; j < kNarrowVectors; ++j) {
+    v[j] = load4<true>(x[row], 4 * (j * kWarp + threadIdx.x % kWarp), width);
+  }
+  out.store_by_warp(row, v, width, padded);
+}
+
 template <typename Source>
 LinearInput make_codes(Stream& stream, Workspace& workspace, const Source& source,
                        const TensorView& x, bool aligned, bool with_packed) {
@@ -125,6 +140,14 @@ __global__ void __launch_bounds__(kGatherThreads)
 
 LinearInput plain_token_codes(Stream& stream, Workspace& workspace, const TensorView& x,
                               bool with_packed) {
+  if (rows_are_aligned(x) && x.dim(1) <= kNarrow) {
+    const TokenCodes codes(workspace, x.dim(0), x.dim(1), with_packed);
+    const int rows = static_cast<int>(x.dim(0)), width = static_cast<int>(x.dim(1));
+    launch(stream, narrow_kernel, static_cast<unsigned>(ceil_divide(rows, kRowWarps)),
+           kRowWarps * kWarp, 0, rows_of<const float>(x), rows, width,
+           ceil_divide(width, kPackedColumns) * kPackedColumns, codes.rows());
+    return codes.input(x);
+  }
   return make_codes(stream, workspace, PlainRows{rows_of<const float>(x)}, x, rows_are_aligned(x),
                     with_packed);
 }

@@ -33,20 +33,37 @@ struct TokenCodeRows {
   // beyond the width.
   template <int kVectors>
   __device__ void store(int64_t row, const float4 (&v)[kVectors], int width, int padded) const {
+    store(row, v, width, padded, threadIdx.x, blockDim.x, block_max(largest_of(v)));
+  }
+  // The same of a warp's row.
+  template <int kVectors>
+  __device__ void store_by_warp(int64_t row, const float4 (&v)[kVectors], int width,
+                                int padded) const {
+    store(row, v, width, padded, threadIdx.x % kWarp, kWarp, warp_max(largest_of(v)));
+  }
+
+ private:
+  template <int kVectors>
+  __device__ static uint32_t largest_of(const float4 (&v)[kVectors]) {
     uint32_t largest = 0;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) largest = max(largest, magnitude(v[j]));
-    const Int8Scale scale = int8_scale(block_max(largest));
+    return largest;
+  }
+  template <int kVectors>
+  __device__ void store(int64_t row, const float4 (&v)[kVectors], int width, int padded, int thread,
+                        int threads, uint32_t largest) const {
+    const Int8Scale scale = int8_scale(largest);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      const int i = 4 * (j * blockDim.x + threadIdx.x);
+      const int i = 4 * (j * threads + thread);
       if (i < width) {
         const int place = i / 32 * 32 + i % 8 * 4 + i % 32 / 8 * 4;
         *reinterpret_cast<uint32_t*>(codes[row] + place) = int8_codes(v[j], scale.inverse);
       }
       if (packed.data != nullptr && i < padded) store_rounded(packed[row], i, v[j]);
     }
-    if (threadIdx.x == 0) scales[row] = scale.scale;
+    if (thread == 0) scales[row] = scale.scale;
   }
 };
 
