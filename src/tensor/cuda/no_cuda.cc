@@ -53,8 +53,4 @@ DeviceEvent::~DeviceEvent() = default;
 void DeviceEvent::record(StreamState&) { refuse(0); }
 void DeviceEvent::wait() {}
 
-DeviceEvent::~DeviceEvent() = default;
-void DeviceEvent::record(StreamState&) { refuse(0); }
-void DeviceEvent::wait() {}
-
 }  // namespace braid::cuda
