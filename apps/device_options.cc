@@ -83,9 +83,7 @@ void DeviceOptions::add_to(CLI::App& command) {
 }
 
 // Before anything is loaded.
-void DeviceOptions::check_cuda() const {
-  require_cuda();
-}
+void DeviceOptions::check_cuda() const { require_cuda(); }
 
 void DeviceOptions::apply() const {
   if (model.empty()) throw UsageError("MODEL is required (a folder, a .gguf file, or demo:NAME)");

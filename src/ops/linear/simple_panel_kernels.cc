@@ -6,14 +6,14 @@ namespace {
 
 inline constexpr uint32_t kNibbles = 0x0f0f0f0f;
 
-// With AVX2 (Zen 3) asking for lines of up to three tokens' weights takes up to half of the read
-// rate away: the processor's own prefetchers follow four streams by themselves.
+// With AVX2 (Zen 3) asking for the weights of up to three tokens takes up to half of the read rate
+// away: the processor's own prefetchers follow four streams by themselves.
 #if defined(BRAID_ISA_avx512)
 constexpr PanelReading kQ8Reading = {{4, 4, 2}, {544, 2304, 4608}};
 constexpr PanelReading kNibblesReading = {{4, 4, 2}, {2304, 2304, 4608}};
 #else
 constexpr PanelReading kQ8Reading = {{4, 4, 2}, {0, 0, 4608}};
-constexpr PanelReading kNibblesReading = kQ8Reading;
+constexpr PanelReading kNibblesReading = {{4, 4, 2}, {288, 0, 4608}};
 #endif
 
 // Word i of a sub-block of 32 nibbles in four words: low ones are values 0 to 15, high ones 16 to
