@@ -15,6 +15,9 @@
 //
 // and on the host input_bytes(phase, tokens of a box), for a slot of the ring.
 
+#include <algorithm>
+
+#include "base/check.h"
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
