@@ -23,7 +23,7 @@ PREFILL = ["--generate", "0", "--prompt", "256"]
 # As W8A8 is meant: inputs of many tokens, keys and values in int8.
 INT8 = ["--compute", "int8", "--kv", "int8"]
 
-JOB = ["--prompt", "0", "--generate", "0", "--batch-tokens", "2560", "--memory-budget", "10GiB"]
+JOB = ["--prompt", "0", "--generate", "0", "--batch-tokens", "1280", "--memory-budget", "10GiB"]
 
 # Name, shape, weights, arguments, {batch: (floor, best peer, goal)} in ms; 0: none.
 ROWS = [
