@@ -153,15 +153,16 @@ MemoryPlan plan_memory(const BenchOptions& options, const ModelBenchmarkOptions&
       add_model(result, name, model, count == *threads.begin() ? weights : WeightBytes(0), cache,
                 step, *device_memory(described.device(), count));
     }
+    return result;
+  };
+  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
+    MemoryPlan result = plan_weights(options.memory, options.device, described, shape, plan_with);
     // Of a device they are measured before the model is there.
     if (!on_cpu) {
       result.add(MemoryKind::kFixed, "measuring the ceilings",
                  cuda::kCeilingBytes - (result.total() - result.bytes(MemoryKind::kFixed)));
     }
     return result;
-  };
-  const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
-    return plan_weights(options.memory, options.device, described, shape, plan_with);
   };
   const MemoryShape shape{longest_sequence(rows), most_sequences(rows)};
   enforce_budget(options.memory.budget_bytes(), shape, plan);

@@ -393,7 +393,8 @@ void mlps(Machine& m, const Format& layout) {
     }
     std::printf("hidden %ld, %ld + %ld x %ld:", b.hidden, b.dense, b.experts, b.width);
     for (const int64_t tokens : choices.token_counts({1, 5, 8, 10, 32, 2048})) {
-      if (tokens > 512 && b.dense > 0 && b.experts > 0) continue;  // not one kernel
+      if (tokens > 32 && b.dense > 0) continue;  // not one kernel
+      if (tokens > 2048) continue;               // more than y has room for
       const int touched = b.experts > 0 ? route(m, tokens, b.picks, b.experts) : 0;
       const int64_t pairs = tokens * b.picks;
       const auto block_bytes = [&](int64_t width) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "models/gemma3_config.h"
@@ -134,12 +135,15 @@ void add_tokenizer(const ModelFiles& files, std::map<std::string, std::string>& 
   }
   constexpr int64_t kUnknown = 2, kControl = 3, kUserDefined = 4;
   ordered_json vocabulary = ordered_json::object(), added = ordered_json::array();
+  // Past ordered_json's own emplace(), which compares with every key there is.
+  std::vector<std::pair<const std::string, ordered_json>>& entries =
+      vocabulary.get_ref<ordered_json::object_t&>();
+  std::unordered_set<std::string_view> seen;
   std::string unknown;
-  std::map<std::string, ordered_json> named;
   for (size_t id = 0; id < tokens->size(); ++id) {
     const std::string& text = (*tokens)[id];
     const int64_t type = (*types)[id];
-    vocabulary.emplace(text, id);
+    if (seen.insert(text).second) entries.emplace_back(text, id);
     if (type == kUnknown) unknown = text;
     if (type != kControl && type != kUnknown && type != kUserDefined) continue;
     added.push_back({{"id", id},

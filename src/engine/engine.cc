@@ -13,7 +13,7 @@ namespace braid {
 namespace {
 
 ChunkOptions chunk_options(const Model& model, const EngineOptions& options, int64_t max_context) {
-  return {.budget = std::min(options.batch_tokens, max_context),
+  return {.budget = std::min(options.batch_tokens, max_context * options.max_sequences),
           .alignment = model.prefill_alignment()};
 }
 

@@ -75,14 +75,15 @@ CacheShape cache_shape(const CacheLayout& layout) {
 }
 
 // Of activations in float32 and what rounding adds, apart from what kernels take for themselves.
-int64_t activation_bytes(const Model& model, const StepSize& step) {
+// input_bytes: of an element that matrices read.
+int64_t activation_bytes(const Model& model, const StepSize& step, double input_bytes) {
   const CacheShape cache = cache_shape(model.cache_layout());
   double layer = 0;
   for (int64_t i = 0; i < model.num_layers(); ++i) {
     const LayerInfo info = model.layer_info(i);
     layer = std::max(layer, kFloat * (info.output_elements +
                                       static_cast<double>(cache.copied[static_cast<size_t>(i)])) +
-                                input_bytes(step.precision) * info.input_elements);
+                                input_bytes * info.input_elements);
   }
   layer += static_cast<double>(kFloat * kHiddenCopies * model.hidden_size());
   // Hidden state, two tables of rotations, what the model adds.
@@ -92,7 +93,7 @@ int64_t activation_bytes(const Model& model, const StepSize& step) {
       static_cast<double>(step.tokens * kFloat * model.hidden_size()) +
       static_cast<double>(step.logits_rows) *
           (static_cast<double>(kFloat * (model.vocab_size() + model.hidden_size())) +
-           input_bytes(step.precision) * static_cast<double>(model.hidden_size()));
+           input_bytes * static_cast<double>(model.hidden_size()));
   // What a layer takes is free again when the head begins.
   return step.tokens * kFloat * shared +
          static_cast<int64_t>(std::max(layer * static_cast<double>(step.tokens), head)) +
@@ -106,7 +107,8 @@ class CpuMemory : public DeviceMemory {
   int64_t allocated(int64_t bytes) const override { return bytes; }
 
   int64_t workspace_bytes(const Model& model, const StepSize& step) const override {
-    return activation_bytes(model, step) + num_threads_ * cache_shape(model.cache_layout()).scratch;
+    return activation_bytes(model, step, input_bytes(step.precision)) +
+           num_threads_ * cache_shape(model.cache_layout()).scratch;
   }
 
   // Measured with the demo models, whose weights and tokenizers are small: see
@@ -124,25 +126,40 @@ class CpuMemory : public DeviceMemory {
 
 // Partial results of attention that is split over the keys (ops/attention/cuda): stretches of keys
 // for up to so many queries of a sequence and key head. Longer chunks of prompts are not split.
-constexpr int64_t kMostSplits = 64, kMostSplitQueries = 64, kSplitTileQueries = 16;
+constexpr int64_t kMostSplits = 64, kStretchKeys = 64;
+constexpr int64_t kMostSplitQueries = 64, kSplitTileQueries = 16;
 // Of a row of logits, parts of its summary.
 constexpr int64_t kSummaryBytes = 4096;
 
 int64_t split_bytes(const Model& model, const StepSize& step) {
   int64_t most = 0;
   for (const LayerCache& layer : model.cache_layout().layers) {
-    const auto add_heads = [&](int64_t kv_heads, int64_t head_dim) {
+    const auto add_heads = [&](int64_t kv_heads, int64_t head_dim, int64_t splits) {
       const int64_t queries =
           std::min(kMostSplitQueries * step.sequences, kSplitTileQueries * step.tokens);
-      most = std::max(most, kFloat * queries * kv_heads * kMostSplits * (head_dim + 2));
+      most = std::max(most, kFloat * queries * kv_heads * splits * (head_dim + 2));
     };
     if (const auto* full = std::get_if<FullKv>(&layer)) {
-      add_heads(full->num_kv_heads, full->head_dim);
+      add_heads(full->num_kv_heads, full->head_dim, kMostSplits);
     } else if (const auto* window = std::get_if<WindowKv>(&layer)) {
-      add_heads(window->num_kv_heads, window->head_dim);
+      const int64_t stretches = (window->window + kSplitTileQueries) / kStretchKeys + 2;
+      add_heads(window->num_kv_heads, window->head_dim, std::min(kMostSplits, stretches));
     }
   }
   return most;
+}
+
+// Of an input of a matrix: the element, and what rounding makes of it.
+double device_input_bytes(ActivationPrecision precision) {
+  switch (precision) {
+    case ActivationPrecision::kF32:
+      return kFloat;
+    case ActivationPrecision::kBF16:
+      return kFloat + 2;
+    case ActivationPrecision::kInt8:
+      return kFloat + 2 + 1.5;
+  }
+  return kFloat + 4;
 }
 
 class CudaMemory : public DeviceMemory {
@@ -152,8 +169,8 @@ class CudaMemory : public DeviceMemory {
   // The workspace grows by pieces.
   int64_t workspace_bytes(const Model& model, const StepSize& step) const override {
     constexpr int64_t kPiece = cuda::GrowingMemory::kPieceBytes;
-    const int64_t bytes =
-        activation_bytes(model, step) + split_bytes(model, step) + step.logits_rows * kSummaryBytes;
+    const int64_t bytes = activation_bytes(model, step, device_input_bytes(step.precision)) +
+                          split_bytes(model, step) + step.logits_rows * kSummaryBytes;
     return (bytes + kPiece - 1) / kPiece * kPiece;
   }
 
@@ -171,7 +188,7 @@ class CudaMemory : public DeviceMemory {
 
  private:
   // Measured: see docs/memory.md.
-  static constexpr int64_t kContextBytes = int64_t{640} << 20;
+  static constexpr int64_t kContextBytes = int64_t{592} << 20;
   static constexpr int64_t kGraphLayerBytes = int64_t{64} << 10;
 };
 

@@ -41,11 +41,6 @@ class GatedMlp {
     return braid::input_rounding(step, {&gate_.weight(), &up_.weight()});
   }
 
-  // For linear_ahead().
-  const Weight& gate() const { return gate_.weight(); }
-  const Weight& up() const { return up_.weight(); }
-  const Weight& down() const { return down_.weight(); }
-
  private:
   Activation activation_ = Activation::kGeluTanh;
   Linear gate_;

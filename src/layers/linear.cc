@@ -1,8 +1,5 @@
 #include "layers/linear.h"
 
-#include <algorithm>
-
-#include "ops/fused/linear_ahead.h"
 #include "ops/linear/linear.h"
 #include "tensor/cuda/stream_state.h"
 
@@ -12,20 +9,18 @@ TensorView Linear::run(StepContext& step, const TensorView& x) const {
   return run(step, prepare_input(step, x, {&weight_}));
 }
 
-TensorView Linear::run(StepContext& step, const LinearInput& x,
-                       std::span<const Weight* const> ahead) const {
+TensorView Linear::run(StepContext& step, const LinearInput& x) const {
   const TensorView y = step.workspace.take(DType::kF32, {x.x.dim(0), weight_.rows()});
-  run_to(step, x, y, ahead);
+  run_to(step, x, y);
   return y;
 }
 
-void Linear::run_to(StepContext& step, const LinearInput& x, const TensorView& y,
-                    std::span<const Weight* const> ahead) const {
+void Linear::run_to(StepContext& step, const LinearInput& x, const TensorView& y) const {
   if (step.product_observer != nullptr) {
     const std::string_view readers[] = {name_};
     step.product_observer->input(readers, observed_input(x));
   }
-  linear_ahead(step.stream, weight_, x, y, ahead);
+  linear(step.stream, weight_, x, y);
 }
 
 TensorView observed_input(const LinearInput& x) {
@@ -35,7 +30,7 @@ TensorView observed_input(const LinearInput& x) {
 }
 
 void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* const> matrices,
-             std::span<TensorView> results, std::span<const Weight* const> ahead) {
+             std::span<TensorView> results) {
   const auto follows = [](const Weight& first, int64_t rows, const Weight& next) {
     return !next.empty() && next.format == first.format && next.cols() == first.cols() &&
            rows % first.format->panel_rows == 0 &&
@@ -59,9 +54,7 @@ void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* co
     }
     joined.shape = Shape{rows, joined.cols()};
     const TensorView y = step.workspace.take(DType::kF32, {x.x.dim(0), rows});
-    const bool last = std::all_of(matrices.begin() + static_cast<std::ptrdiff_t>(end),
-                                  matrices.end(), [](const Linear* m) { return m->empty(); });
-    linear_ahead(step.stream, joined, x, y, last ? ahead : std::span<const Weight* const>());
+    linear(step.stream, joined, x, y);
     for (int64_t row = 0; i < end; ++i) {
       const int64_t count = matrices[i]->weight().rows();
       results[i] = y.columns(row, count);

@@ -27,11 +27,8 @@ class Linear {
 
   // y = W·x in the step's workspace.  x: [tokens, in], result: [tokens, out].
   TensorView run(StepContext& step, const TensorView& x) const;
-  TensorView run(StepContext& step, const LinearInput& x,
-                 std::span<const Weight* const> ahead = {}) const;
-  // ahead: weights that come after it, as linear_ahead() takes them.
-  void run_to(StepContext& step, const LinearInput& x, const TensorView& y,
-              std::span<const Weight* const> ahead = {}) const;
+  TensorView run(StepContext& step, const LinearInput& x) const;
+  void run_to(StepContext& step, const LinearInput& x, const TensorView& y) const;
 
   void place(Placement& placement) { placement.place(weight_); }
 
@@ -45,15 +42,14 @@ TensorView observed_input(const LinearInput& x);
 
 // Products of several matrices with one input: [tokens, out] for each, an empty view for an empty
 // matrix. Matrices of one format that lie one behind the other (Placement::place_joined) are
-// multiplied as one; each output is the same. ahead: as linear_ahead() takes them.
+// multiplied as one; each output is the same.
 void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* const> matrices,
-             std::span<TensorView> results, std::span<const Weight* const> ahead = {});
+             std::span<TensorView> results);
 template <size_t kCount>
 std::array<TensorView, kCount> run_all(StepContext& step, const LinearInput& x,
-                                       const Linear* const (&matrices)[kCount],
-                                       std::span<const Weight* const> ahead = {}) {
+                                       const Linear* const (&matrices)[kCount]) {
   std::array<TensorView, kCount> results;
-  run_all(step, x, matrices, results, ahead);
+  run_all(step, x, matrices, results);
   return results;
 }
 

@@ -24,10 +24,11 @@ void check_format(const Weight& weight) {
 // From this size pinned buffers pay.
 constexpr int64_t kLargeBytes = int64_t{4} << 20;
 
-// Of a weight in a block of LayerStreamer's.
+// Of a weight in a block of LayerStreamer's, with a gap behind it: weights that follow each other
+// would be multiplied as one.
 int64_t block_size(const Weight& weight) {
   constexpr int64_t kUnit = LayerStreamer::kAlignment;
-  return (weight.size_bytes() + kUnit - 1) / kUnit * kUnit;
+  return (weight.size_bytes() + 2 * kUnit - 1) / kUnit * kUnit;
 }
 
 std::vector<LayerStreamer::Layer> streamed_layers(const std::vector<int64_t>& on_host,

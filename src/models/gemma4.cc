@@ -166,9 +166,7 @@ TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& 
           ? made
           : layer.input_norm.prepare(
                 step, x, {&attention.q.weight(), &attention.k.weight(), &attention.v.weight()});
-  // Attention leaves the memory idle.
-  const Weight* const after_heads[] = {&attention.output.weight(), &layer.mlp.up()};
-  auto [q, k, v] = run_all(step, input, {&attention.q, &attention.k, &attention.v}, after_heads);
+  auto [q, k, v] = run_all(step, input, {&attention.q, &attention.k, &attention.v});
   q = q.reshape({tokens, config_.num_heads, shape.head_dim});
   if (!shape.kv_donor) {
     const Shape kv_shape{tokens, shape.num_kv_heads, shape.head_dim};
@@ -177,14 +175,11 @@ TensorView Gemma4::attend_block(StepContext& step, int64_t index, const Shared& 
     v = shape.values_from_keys ? k : v.reshape(kv_shape);
   }
   const AttentionOptions options{.scale = 1, .window = shape.sliding ? config_.sliding_window : 0};
-  const LinearInput attended = attend_input(
-      step, index, {q, k, v}, {attention.q_norm, attention.k_norm, &attention.v_norm},
-      shape.sliding ? sliding_rope_ : full_rope_,
-      shape.sliding ? shared.sliding_rope : shared.full_rope, options, attention.output);
-  if (!layer.moe) return attention.output.run(step, attended);
-  // So does routing.
-  const Weight* const after_router[] = {&layer.mlp.gate(), &layer.mlp.down()};
-  return attention.output.run(step, attended, after_router);
+  return attention.output.run(
+      step, attend_input(
+                step, index, {q, k, v}, {attention.q_norm, attention.k_norm, &attention.v_norm},
+                shape.sliding ? sliding_rope_ : full_rope_,
+                shape.sliding ? shared.sliding_rope : shared.full_rope, options, attention.output));
 }
 
 // Adds the branch to x, and passes the norm of that on; the others do the same.

@@ -13,24 +13,31 @@
 namespace braid {
 namespace {
 
-// Renames the tensors to the family's canonical names, reads the config, builds the model.
+void rename_gemma(ModelFiles& files) {
+  files.is_gguf() ? use_canonical_gemma_gguf_names(files.weights())
+                  : use_canonical_gemma_names(files.weights());
+}
+
+void rename_qwen(ModelFiles& files) {
+  files.is_gguf()
+      ? use_canonical_qwen_gguf_names(files.weights(), num_qwen_gguf_layers(files.gguf()))
+      : use_canonical_qwen_names(files.weights());
+}
+
+// With the names canonical: reads the config, builds the model.
 template <typename Family, typename Config>
 std::unique_ptr<Model> load_gemma(ModelFiles& files) {
   if (files.is_gguf()) {
-    use_canonical_gemma_gguf_names(files.weights());
     return std::make_unique<Family>(Config::from_gguf(files.gguf(), files.weights()), files);
   }
-  use_canonical_gemma_names(files.weights());
   return std::make_unique<Family>(Config::from_json(files.config()), files);
 }
 
 std::unique_ptr<Model> load_qwen(ModelFiles& files) {
   if (files.is_gguf()) {
-    use_canonical_qwen_gguf_names(files.weights(), num_qwen_gguf_layers(files.gguf()));
     return std::make_unique<Qwen3Next>(Qwen3NextConfig::from_gguf(files.gguf(), files.weights()),
                                        files);
   }
-  use_canonical_qwen_names(files.weights());
   return std::make_unique<Qwen3Next>(Qwen3NextConfig::from_json(files.config()), files);
 }
 
@@ -42,38 +49,46 @@ std::string checkpoint_type(const ModelFiles& files) {
 
 struct Entry {
   const char* model_type;
+  void (*rename)(ModelFiles& files);
   std::unique_ptr<Model> (*load)(ModelFiles& files);
 };
 
 constexpr Entry kFamilies[] = {
-    {"gemma3", load_gemma<Gemma3, Gemma3Config>},
-    {"gemma3_text", load_gemma<Gemma3, Gemma3Config>},
-    {"gemma4", load_gemma<Gemma4, Gemma4Config>},
-    {"gemma4_text", load_gemma<Gemma4, Gemma4Config>},
-    {"gemma4_unified", load_gemma<Gemma4, Gemma4Config>},
-    {"gemma4_unified_text", load_gemma<Gemma4, Gemma4Config>},
-    {"qwen3_next", load_qwen},
-    {"qwen3next", load_qwen},
-    {"qwen3_5", load_qwen},
-    {"qwen3_5_text", load_qwen},
-    {"qwen3_5_moe", load_qwen},
-    {"qwen3_5_moe_text", load_qwen},
-    {"qwen35", load_qwen},
-    {"qwen35moe", load_qwen},
+    {"gemma3", rename_gemma, load_gemma<Gemma3, Gemma3Config>},
+    {"gemma3_text", rename_gemma, load_gemma<Gemma3, Gemma3Config>},
+    {"gemma4", rename_gemma, load_gemma<Gemma4, Gemma4Config>},
+    {"gemma4_text", rename_gemma, load_gemma<Gemma4, Gemma4Config>},
+    {"gemma4_unified", rename_gemma, load_gemma<Gemma4, Gemma4Config>},
+    {"gemma4_unified_text", rename_gemma, load_gemma<Gemma4, Gemma4Config>},
+    {"qwen3_next", rename_qwen, load_qwen},
+    {"qwen3next", rename_qwen, load_qwen},
+    {"qwen3_5", rename_qwen, load_qwen},
+    {"qwen3_5_text", rename_qwen, load_qwen},
+    {"qwen3_5_moe", rename_qwen, load_qwen},
+    {"qwen3_5_moe_text", rename_qwen, load_qwen},
+    {"qwen35", rename_qwen, load_qwen},
+    {"qwen35moe", rename_qwen, load_qwen},
 };
 
-}  // namespace
-
-std::unique_ptr<Model> load_model(ModelFiles& files) {
+const Entry& entry_of(const ModelFiles& files) {
   if (is_draft_model(files)) {
     throw Error("{} is a draft model; use it with --speculate assistant:PATH", files.origin());
   }
   for (const Entry& entry : kFamilies) {
-    if (files.model_type() == entry.model_type) return entry.load(files);
+    if (files.model_type() == entry.model_type) return entry;
   }
   throw Error("{}: model type '{}' is not supported (supported: {})", files.origin(),
               files.model_type(), fmt::join(supported_model_types(), ", "));
 }
+
+}  // namespace
+
+std::unique_ptr<Model> load_model(ModelFiles& files) {
+  use_canonical_names(files);
+  return entry_of(files).load(files);
+}
+
+void use_canonical_names(ModelFiles& files) { entry_of(files).rename(files); }
 
 bool is_draft_model(const ModelFiles& files) {
   const std::string type = checkpoint_type(files);

@@ -14,6 +14,9 @@ class Gemma4Assistant;
 // Builds the model that `files` describe. Throws Error that names the model type and lists the
 // supported ones if there is no such family, or says so if they are a draft model's.
 std::unique_ptr<Model> load_model(ModelFiles& files);
+// Only gives the tensors the names that the family knows them by, as load_model() does too. Throws
+// Error for other types.
+void use_canonical_names(ModelFiles& files);
 
 // Whether `files` describe a model that only drafts for another.
 bool is_draft_model(const ModelFiles& files);

@@ -169,14 +169,6 @@ void choose_format(const Storage& storage, const Recipe& recipe, TensorPlan& ten
   }
 }
 
-int64_t count_layers(const WeightMap& weights) {
-  int64_t count = 0;
-  for (const auto& [name, tensor] : weights.tensors()) {
-    if (const auto layer = layer_of(name)) count = std::max(count, *layer + 1);
-  }
-  return count;
-}
-
 }  // namespace
 
 bool has_grid(const TensorPlan& tensor) {
@@ -198,6 +190,14 @@ RoundingGrid grid_of(const TensorPlan& tensor) {
     grid.least_zero = 1;  // files hold it less one, in four bits
   }
   return grid;
+}
+
+int64_t count_layers(const WeightMap& weights) {
+  int64_t count = 0;
+  for (const auto& [name, tensor] : weights.tensors()) {
+    if (const auto layer = layer_of(name)) count = std::max(count, *layer + 1);
+  }
+  return count;
 }
 
 std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& recipe) {

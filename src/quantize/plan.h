@@ -63,6 +63,9 @@ struct TensorPlan {
 bool has_grid(const TensorPlan& tensor);
 RoundingGrid grid_of(const TensorPlan& tensor);
 
+// Of the decoder, as the tensors' names tell.
+int64_t count_layers(const WeightMap& weights);
+
 // All tensors of a model whose names are canonical, in the order of their names. Throws Error for
 // rules that match nothing or cannot be followed, and for models that are quantised already.
 std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& recipe);

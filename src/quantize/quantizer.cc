@@ -134,6 +134,11 @@ void refuse_nonfinite(const WeightMap& weights, ThreadPool& pool) {
   }
 }
 
+bool has_single_experts(const WeightMap& weights) {
+  return std::any_of(weights.tensors().begin(), weights.tensors().end(),
+                     [](const auto& entry) { return expert_name(entry.first).has_value(); });
+}
+
 Weight allocate(const TensorPlan& plan) {
   Weight weight;
   weight.format = plan.format;
@@ -398,9 +403,12 @@ class Quantizer {
         options_(options),
         files_(open(path, options)),
         work_(out, key_of(files_, calibration, options)),
-        model_(load_model(files_)),
         stream_(pool, options.device),
         workspace_(kWorkspaceBytes, options.device) {
+    use_canonical_names(files_);
+    // Binding a model copies experts that are stored one by one; only calibration has to have it.
+    if (calibrated() || !has_single_experts(files_.weights())) model_ = load_model(files_);
+    num_layers_ = model_ != nullptr ? model_->num_layers() : count_layers(files_.weights());
     if (files_.is_gguf() && !as_gguf()) texts_ = hf_folder_texts(files_);
     plans_ = plan_tensors(files_.weights(), options.recipe);
     if (as_gguf()) {
@@ -414,7 +422,7 @@ class Quantizer {
     }
     for (const TensorPlan& plan : plans_) {
       if (!plan.quantised()) continue;
-      const int64_t part = layer_of(plan.name).value_or(model_->num_layers());
+      const int64_t part = layer_of(plan.name).value_or(num_layers_);
       parts_[part].push_back(&plan);
       progress_.total += plan.num_parameters();
       if (plan.column_run != 0) moved_columns_.insert(plan.name);
@@ -425,7 +433,7 @@ class Quantizer {
   QuantizeResult run() {
     const auto start = Clock::now();
     refuse_nonfinite(files_.weights(), pool_);
-    const int64_t layers = model_->num_layers();
+    const int64_t layers = num_layers_;
     if (calibrated()) {
       if (!stream_.is_cpu()) {
         const Timer timer(times_.load);
@@ -502,7 +510,7 @@ class Quantizer {
   // The last part has no layer.
   void do_part(int64_t index) {
     const std::vector<const TensorPlan*>& plans = parts_[index];
-    const bool is_layer = index < model_->num_layers();
+    const bool is_layer = index < num_layers_;
     int64_t elements = 0;
     for (const TensorPlan* plan : plans) elements += plan->num_parameters();
     WorkFolder::Part part;
@@ -523,7 +531,7 @@ class Quantizer {
     for (auto& [name, weight] : part.weights) weights_.insert_or_assign(name, std::move(weight));
     progress_.done += elements;
     if (!is_layer || !calibrated()) return;
-    if (index + 1 < model_->num_layers()) {
+    if (index + 1 < num_layers_) {
       rebind(index);
       place(index);
       const Timer timer(times_.forward);
@@ -812,7 +820,8 @@ class Quantizer {
   const QuantizeOptions& options_;
   ModelFiles files_;
   WorkFolder work_;
-  std::unique_ptr<Model> model_;
+  std::unique_ptr<Model> model_;  // null where nothing is calibrated and experts stand one by one
+  int64_t num_layers_ = 0;
   Stream stream_;
   Workspace workspace_;
   std::optional<CalibrationPass> pass_;

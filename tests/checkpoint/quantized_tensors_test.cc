@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "checkpoint/expect_error.h"
 #include "checkpoint/model_files.h"
+#include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_builder.h"
 #include "checkpoint/temp_folder.h"
 #include "quant/panels.h"
@@ -399,6 +400,35 @@ TEST(QuantizedTensorsTest, PartsThatDoNotFitAreNamed) {
         p["x.qweight"] = {"I32", {0, 8}, ""};
       },
       "x.");
+}
+
+// Layers that gptqmodel has quantised and packed (tools/quantize/make_gptqmodel_fixtures.py). Its
+// own values are products in float16, ours are not rounded.
+TEST(QuantizedTensorsTest, LayersOfGptqmodelAreWhatItSays) {
+  for (const char* name : {"v1", "v1_order", "v1_asymmetric_order", "v2_order", "v2_asymmetric"}) {
+    SCOPED_TRACE(name);
+    const std::filesystem::path folder =
+        std::filesystem::path(BRAID_TEST_DATA) / "quants" / "gptqmodel" / name;
+    const ModelFiles files = ModelFiles::open(folder);
+    int64_t compared = 0;
+    for (const StoredTensor& expected : read_safetensors(folder / "expected.safetensors")) {
+      const StoredTensor* found = files.weights().find(expected.name);
+      ASSERT_NE(found, nullptr) << expected.name;
+      const Weight weight = found->payload();
+      ASSERT_EQ(weight.shape, expected.weight.shape);
+      std::vector<float> a(static_cast<size_t>(weight.cols())), b(a.size());
+      for (int64_t r = 0; r < weight.rows(); ++r) {
+        expand_row(weight, r, a.data());
+        expand_row(expected.weight, r, b.data());
+        for (size_t c = 0; c < a.size(); ++c) {
+          ASSERT_NEAR(a[c], b[c], std::abs(b[c]) / 2048) << expected.name << " " << r << " " << c;
+        }
+      }
+      ++compared;
+    }
+    EXPECT_EQ(compared, 2);
+    EXPECT_EQ(files.weights().size(), 2u);
+  }
 }
 
 // Parts that belong to nothing, and a bias that says something, are left for the binder to refuse.

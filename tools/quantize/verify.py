@@ -114,14 +114,40 @@ class Gptq:
         return np.ascontiguousarray((scales[groups] * (codes - zeros[groups])).T)
 
 
+class GptqByPackage(Gptq):
+    """The same, unpacked by gptqmodel: products in float16."""
+
+    def expand(self, scheme, parts):
+        from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+        from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module
+
+        rows, cols = parts["scales"].shape[1], parts["g_idx"].shape[0]
+        layer = TorchLinear(bits=4, group_size=scheme["group_size"], sym=scheme["sym"], desc_act=scheme["desc_act"],
+                            in_features=cols, out_features=rows, bias=False, register_buffers=True)
+        for name, value in parts.items():
+            setattr(layer, name, value)
+        layer.qzero_format(format=1)
+        convert_gptq_v1_to_v2_format_module(layer, bits=4, pack_dtype=torch.int32)
+        return layer.eval().dequantize_weight().T.float().numpy()
+
+
+def same(theirs, ours, exact):
+    if theirs.shape != ours.shape:
+        return False
+    return np.array_equal(theirs, ours) if exact else bool((np.abs(theirs - ours) <= np.abs(theirs) / 2048).all())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--dump", type=pathlib.Path, required=True, help="the program dump_weights")
+    parser.add_argument("--gptqmodel", action="store_true",
+                        help="GPTQ files: unpack with the gptqmodel package (within its rounding to float16)")
     args = parser.parse_args()
     config = json.loads((args.folder / "config.json").read_text())
     config = (config.get("quantization_config") or config["text_config"]["quantization_config"])
-    reader = (Gptq if config["quant_method"] == "gptq" else CompressedTensors)(config)
+    gptq = GptqByPackage if args.gptqmodel else Gptq
+    reader = (gptq if config["quant_method"] == "gptq" else CompressedTensors)(config)
     tensors = read_tensors(args.folder)
     with tempfile.TemporaryDirectory() as scratch:
         dumped = pathlib.Path(scratch) / "weights.safetensors"
@@ -139,7 +165,7 @@ def main():
         theirs = reader.expand(scheme, parts)
         if name not in ours:
             faults.append(f"{name}: not among braid's")
-        elif theirs.shape != ours[name].shape or not np.array_equal(theirs, ours[name]):
+        elif not same(theirs, ours[name], exact=not args.gptqmodel):
             faults.append(f"{name}: differs, by {np.abs(theirs - ours[name]).max():g}")
         count += 1
         values += theirs.size

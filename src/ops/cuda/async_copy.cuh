@@ -112,12 +112,6 @@ __device__ __forceinline__ void stream_bytes(uint32_t to, const void* from, uint
       : "memory");
 #endif
 }
-// To the second-level cache; bytes, addresses: multiples of 16.
-__device__ __forceinline__ void bring_to_cache(const void* from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
 // Between ordinary stores, to global memory too, and the copy engine's reads of them.
 __device__ __forceinline__ void publish_to_copies() {
 #if __CUDA_ARCH__ >= 900

@@ -122,8 +122,7 @@ bool wide_gated_mlp(Stream& stream, Workspace& workspace, const GatedMlpCall& ca
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  const InputRounding& rounding);
-void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
-            std::span<const Weight* const> next);
+void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y);
 void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& offsets,
                     const TensorView& y);
 

@@ -53,15 +53,6 @@ __device__ __forceinline__ void wait_for_inputs() {
 #endif
 }
 
-// For kernels of few blocks that take little of a multiprocessor, before wait_for_inputs(): the
-// next kernel may begin as soon as there is room, so that it loads its weights while this one
-// waits.
-__device__ __forceinline__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 // Rows of a view, as kernels take them.
 template <typename T>
 struct Rows {

@@ -114,10 +114,7 @@ bool wide_gated_mlp(Stream&, Workspace&, const GatedMlpCall&) { refuse(); }
 LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, const InputRounding&) {
   refuse();
 }
-void linear(Stream&, const Weight&, const LinearInput&, const TensorView&,
-            std::span<const Weight* const>) {
-  refuse();
-}
+void linear(Stream&, const Weight&, const LinearInput&, const TensorView&) { refuse(); }
 void grouped_linear(Stream&, const Weight&, const LinearInput&, const IndexList&,
                     const TensorView&) {
   refuse();

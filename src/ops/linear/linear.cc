@@ -5,7 +5,6 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/fused/linear_ahead.h"
 #include "ops/linear/linear_kernels.h"
 #include "quant/group_format.h"
 #include "tensor/profiler.h"
@@ -250,18 +249,13 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
 }
 
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
-  linear_ahead(stream, w, x, y, {});
-}
-
-void linear_ahead(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
-                  std::span<const Weight* const> next) {
-  BRAID_CHECK(w.shape.rank() == 2 && next.size() <= kMostAhead);
+  BRAID_CHECK(w.shape.rank() == 2);
   check_arguments(w, x, y);
   const int64_t tokens = y.dim(0), rows = w.rows();
   if (tokens == 0 || rows == 0) return;
   const OpScope op(stream, "linear", w.format->name,
                    [&] { return linear_work(w, x, tokens, static_cast<double>(w.size_bytes())); });
-  if (!stream.is_cpu()) return cuda::linear(stream, w, x, y, next);
+  if (!stream.is_cpu()) return cuda::linear(stream, w, x, y);
   const LinearTask task = make_task(w, x, y);
   const LinearKernel kernel = pick_kernel(*w.format, x);
   const int64_t token_tiles = ceil_divide(tokens, kTileTokens);

@@ -32,11 +32,13 @@ enum class DeltaData {
 
 // Rows for the op, apart in memory.
 struct DeltaProblem {
-  DeltaProblem(const DeltaDims& d, int64_t tokens, DeltaData data, Random& random)
+  // aligned: rows begin at multiples of 16 bytes.
+  DeltaProblem(const DeltaDims& d, int64_t tokens, DeltaData data, Random& random,
+               bool aligned = false)
       : dims(d),
-        q({tokens, d.key_heads, d.key_dim}, random.integer(0, 5)),
-        k({tokens, d.key_heads, d.key_dim}, random.integer(0, 5)),
-        v({tokens, d.value_heads(), d.value_dim}, random.integer(0, 5)),
+        q({tokens, d.key_heads, d.key_dim}, gap(random, aligned)),
+        k({tokens, d.key_heads, d.key_dim}, gap(random, aligned)),
+        v({tokens, d.value_heads(), d.value_dim}, gap(random, aligned)),
         a({tokens, d.value_heads()}, random.integer(0, 3)),
         b({tokens, d.value_heads()}, random.integer(0, 3)),
         rate(DType::kF32, {d.value_heads()}, op_test_device),
@@ -68,6 +70,10 @@ struct DeltaProblem {
         k.row(t)[i] = static_cast<float>(i % 5) - 1.7f + 0.02f * random.normal();
       }
     }
+  }
+
+  static int64_t gap(Random& random, bool aligned) {
+    return aligned ? 4 * random.integer(0, 1) : random.integer(0, 5);
   }
 
   GatedDeltaInputs inputs() const { return {q, k, v, b, a, rate, dt_bias}; }

@@ -144,7 +144,7 @@ TEST_P(GatedDeltaTest, RoundedChunksAtRealDimensions) {
                          .value_dim = 128,
                          .order = random.pick({ValueHeadOrder::kGrouped, ValueHeadOrder::kTiled})};
     for (const DeltaData data : {DeltaData::kModel, DeltaData::kParallel, DeltaData::kMixed}) {
-      const DeltaProblem p(dims, n + 3, data, random);
+      const DeltaProblem p(dims, n + 3, data, random, /*aligned=*/true);
       DeltaStore store(dims, 4, 0);
       fill_state(store, 0);
       fill_state(store, 1);
@@ -179,10 +179,8 @@ TEST_P(GatedDeltaTest, RoundedChunksAtRealDimensions) {
       for (int64_t t = 0; t < n + 3; ++t) add(a.row(t), b.row(t), a.row_elements());
       EXPECT_LE(std::sqrt(error / size), kBound);
       EXPECT_TRUE(b.gaps_untouched());
-      if (on_cuda()) {
-        std::printf("%ld tokens, data %d: state %.2e, outputs %.2e\n", static_cast<long>(n),
-                    static_cast<int>(data), state_error, std::sqrt(error / size));
-      }
+      // It is another computation there.
+      if (on_cuda()) EXPECT_GT(state_error, 0);
     }
   }
 }

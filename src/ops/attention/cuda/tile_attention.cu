@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 #include "base/check.h"
@@ -19,10 +18,7 @@ struct QueryTile {
 };
 
 // Sequences of up to this many queries a KV head are split by keys, others by queries.
-inline int most_split_queries() {
-  static const char* const setting = std::getenv("BRAID_SPLIT");
-  return setting == nullptr ? 64 : std::atoi(setting);
-}
+constexpr int kMostSplitQueries = 64;
 constexpr int kSplitTileQueries = 16;
 constexpr int kTileQueries = 64;
 
@@ -309,7 +305,7 @@ TilePlan plan_tiles(const AttentionCall& call) {
   for (const SequenceRows& s : call.sequences) {
     if (s.num_rows == 0) continue;
     const int queries = static_cast<int>(s.num_rows) * call.group();
-    if (queries > most_split_queries()) {
+    if (queries > kMostSplitQueries) {
       plan.num_tiles += ceil_divide(queries, kTileQueries);
       continue;
     }
@@ -336,7 +332,7 @@ const std::byte* upload_tiles(const AttentionCall& call, const TilePlan& plan) {
     auto* tiles = split_tiles + plan.num_split_tiles;
     for (size_t i = 0; i < call.sequences.size(); ++i) {
       const int queries = static_cast<int>(call.sequences[i].num_rows) * group;
-      const bool split = queries <= most_split_queries();
+      const bool split = queries <= kMostSplitQueries;
       for (int first = 0; first < queries; first += split ? kSplitTileQueries : kTileQueries) {
         *(split ? split_tiles : tiles)++ = {static_cast<int32_t>(i), first};
       }

@@ -1,5 +1,3 @@
-#include <cstdlib>
-
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
@@ -64,7 +62,6 @@ struct BranchArguments {
   const float* input_norms[kMaxInputNorms];
   float input_epsilons[kMaxInputNorms];
   Rows<uint16_t> inputs[kMaxInputNorms];
-  bool lets_next_start;
 };
 
 // A block takes a token, each thread kVectors · 4 elements of it in registers.
@@ -85,7 +82,6 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads, least_blo
       for (int n = 0; n < kInputs; ++n) input_w[n][j] = weight(args.input_norms[n], j);
     }
   }
-  if (args.lets_next_start) let_next_start();
   wait_for_inputs();
   float4 v[kVectors], y[kVectors];
 #pragma unroll
@@ -142,7 +138,6 @@ struct CombineArguments {
   float epsilon;
   Rows<float> dense;
   int k, width;
-  bool lets_next_start;
 };
 
 // The sums are those of combine_experts and rms_norm.
@@ -158,7 +153,6 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads, kVectors 
     dense_w[j] = load4<kAligned>(args.dense_norm, element(j), args.width);
     experts_w[j] = load4<kAligned>(args.experts_norm, element(j), args.width);
   }
-  if (args.lets_next_start) let_next_start();
   wait_for_inputs();
   const int64_t token = blockIdx.x;
   const int32_t* places = args.places + token * args.k;
@@ -206,13 +200,6 @@ __global__ void __launch_bounds__(kGatherThreads)
       *reinterpret_cast<const uint4*>(from[rows[blockIdx.y]] + i);
 }
 
-// With many blocks the ones that wait would keep others from the multiprocessors.
-bool lets_next_start(const TensorView& rows) {
-  static const bool off = std::getenv("BRAID_LATE") != nullptr;
-  constexpr int64_t kFewTokens = 32;
-  return !off && rows.dim(0) <= kFewTokens;
-}
-
 bool aligned_weights(const TensorView& view) {
   return view.empty() || reinterpret_cast<uintptr_t>(view.raw()) % 16 == 0;
 }
@@ -230,8 +217,7 @@ void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& bran
       .factor = branch.factor,
       .x = rows_of<float>(x),
       .width = static_cast<int>(width),
-      .padded = static_cast<int>(ceil_divide<int64_t>(width, kPackedColumns) * kPackedColumns),
-      .lets_next_start = lets_next_start(x)};
+      .padded = static_cast<int>(ceil_divide<int64_t>(width, kPackedColumns) * kPackedColumns)};
   BRAID_CHECK(args.padded <= 8 * 4 * kMostThreads, "a norm of rows of {}", width);
   bool aligned = rows_are_aligned(branch.y, x) && aligned_weights(branch.norm);
   for (size_t i = 0; i < norms.size(); ++i) {
@@ -282,8 +268,7 @@ void combine_with_dense(Stream& stream, const TensorView& expert_outputs,
                               .epsilon = norms.epsilon,
                               .dense = rows_of<float>(dense),
                               .k = static_cast<int>(experts.dim(1)),
-                              .width = static_cast<int>(dense.dim(1)),
-                              .lets_next_start = lets_next_start(dense)};
+                              .width = static_cast<int>(dense.dim(1))};
   BRAID_CHECK(args.k <= kMaxChoices && args.width <= 8 * 4 * kMostThreads,
               "{} experts a token, rows of {}", args.k, args.width);
   const bool aligned = rows_are_aligned(expert_outputs, dense) &&

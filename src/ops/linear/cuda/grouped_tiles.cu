@@ -2,7 +2,6 @@
 #include "ops/linear/cuda/hopper_tiles.h"
 #include "ops/linear/cuda/tiles.cuh"
 #include "ops/linear/cuda/touched_expert.cuh"
-#include "ops/linear/cuda/wide_products.h"
 
 namespace braid::cuda {
 namespace {
@@ -110,7 +109,6 @@ void launch_tiles(Stream& stream, const Products& products) {
 }  // namespace
 
 void grouped_tiles_products(Stream& stream, const Products& products) {
-  if (wide_products_can(stream, products)) return wide_products(stream, products);
   if (hopper_tiles_products(stream, products)) return;
   with_rows(products.format, products.tiles, [&](auto row) {
     using Row = typename decltype(row)::Type;

@@ -1,10 +1,8 @@
 #include <algorithm>
-#include <cstdlib>
 
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/fused/cuda/token_inputs.h"
-#include "ops/fused/linear_ahead.h"
 #include "ops/linear/cuda/int8_products.h"
 #include "ops/linear/cuda/products.h"
 #include "ops/linear/cuda/tensor_core.cuh"
@@ -110,32 +108,7 @@ void alike_products(Stream& stream, const Products& products) {
 
 }  // namespace
 
-namespace {
-
-// The first bytes of the weights that follow, a whole number of what the cache takes at once.
-struct Ahead {
-  StreamAhead parts[kMostAhead];
-  size_t count = 0;
-
-  explicit Ahead(std::span<const Weight* const> next) {
-    static const int64_t most = [] {
-      const char* mb = std::getenv("BRAID_AHEAD_MB");
-      return mb != nullptr ? int64_t{std::atoi(mb)} << 20 : kMostAheadBytes;
-    }();
-    int64_t left = most;
-    for (const Weight* w : next) {
-      const int64_t bytes = std::min<int64_t>(w->size_bytes(), left) / 16 * 16;
-      if (bytes == 0 || w->data == nullptr || w->device.is_cpu()) continue;
-      parts[count++] = {reinterpret_cast<const uint8_t*>(w->data), bytes};
-      left -= bytes;
-    }
-  }
-};
-
-}  // namespace
-
-void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
-            std::span<const Weight* const> next) {
+void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
   if (reads_token_codes(w, x)) {
     Int8Products products = int8_products_of(w, x);
     products.y = y.data<float>();
@@ -152,8 +125,7 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
   const bool streams = !exact && few_tokens_can(products);
   const int most = products.tiles ? most_few_tokens(products) : kMostStreamTokens;
   if (!exact && products.tokens <= most && can_stream(stream, products)) {
-    const Ahead ahead(next);
-    stream_products(stream, products, {ahead.parts, ahead.count});
+    stream_products(stream, products);
   } else if (streams && products.tokens <= most_few_tokens(products)) {
     few_tokens_products(stream, products);
   } else if ((!streams && products.tokens <= kFewExactTokens) ||

@@ -99,6 +99,25 @@ struct WarpgroupProduct<160> {
   }
 };
 
+template <>
+struct WarpgroupProduct<192> {
+  static __device__ void add(float (&d)[96], uint64_t a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+        "%96, %97, 1, 1, 1, 0, 0;"
+        : BRAID_EIGHT(d, 0), BRAID_EIGHT(d, 8), BRAID_EIGHT(d, 16), BRAID_EIGHT(d, 24),
+          BRAID_EIGHT(d, 32), BRAID_EIGHT(d, 40), BRAID_EIGHT(d, 48), BRAID_EIGHT(d, 56),
+          BRAID_EIGHT(d, 64), BRAID_EIGHT(d, 72), BRAID_EIGHT(d, 80), BRAID_EIGHT(d, 88)
+        : "l"(a), "l"(b));
+  }
+};
+
 #undef BRAID_EIGHT
 
 }  // namespace braid::cuda

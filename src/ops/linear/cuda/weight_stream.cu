@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/check.h"
 #include "ops/cuda/tensor_map.h"
@@ -38,8 +37,6 @@ int StreamPlan::most_tiles(bool routed) const {
 bool can_stream(Stream& stream, const Products& products) {
   const bool suits = products.tiles || (products.format == FormatId::kBF16 &&
                                         products.cols % RowSource::kPieceColumns == 0);
-  static const bool old = std::getenv("BRAID_OLD_TILES") != nullptr;
-  if (old && products.tiles) return false;
   return suits && stream.cuda().overlaps_kernels() && products.packed != nullptr &&
          products.packed_stride % 8 == 0 &&
          reinterpret_cast<uintptr_t>(products.packed) % 16 == 0 &&
@@ -68,13 +65,11 @@ int stream_row_warps(Stream& stream, const Products& products, int rows, bool ga
     }
     return row_warps;
   }
-  static const char* forced = std::getenv("BRAID_ROW_WARPS");
-  if (forced != nullptr) return std::max(std::atoi(forced), gated ? 2 : 1);
   // What keeps the most multiprocessors busy to the end.
   const int at_once = stream.cuda().num_multiprocessors();
-  int best = 4;
+  int best = 2;
   double most = 0;
-  for (int row_warps = 4; row_warps >= (gated ? 2 : 1); row_warps /= 2) {
+  for (int row_warps = 2; row_warps >= (gated ? 2 : 1); row_warps /= 2) {
     const int units = ceil_divide(rows, kTileRows * row_warps);
     const double busy = static_cast<double>(units) / (ceil_divide(units, at_once) * at_once);
     if (busy > most * 1.01) most = busy, best = row_warps;
@@ -143,7 +138,7 @@ void stream_weights(Stream& stream, StreamPlan& plan) {
   }
 }
 
-void stream_products(Stream& stream, const Products& products, std::span<const StreamAhead> ahead) {
+void stream_products(Stream& stream, const Products& products) {
   const bool routed = products.experts > 0;
   // The order of a token's sums does not depend on how many there are.
   const int rows = products.rows * std::max(products.experts, 1);
@@ -167,7 +162,6 @@ void stream_products(Stream& stream, const Products& products, std::span<const S
     (routed ? plan.pairs : plan.tokens) = part.tokens;
     plan.experts = products.experts;
     plan.offsets = products.offsets;
-    if (first + at_once >= products.tokens) std::copy(ahead.begin(), ahead.end(), plan.ahead);
     stream_weights(stream, plan);
   }
 }

@@ -15,6 +15,9 @@
 //
 // and on the host input_bytes(phase, tokens of a box), for a slot of the ring.
 
+#include <algorithm>
+
+#include "base/check.h"
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
@@ -26,8 +29,6 @@ namespace braid::cuda {
 inline constexpr int kSetWarps = 8;
 inline constexpr int kMostSlots = 12;
 inline constexpr int kBoxAlignment = 1024;
-// What a request for the second-level cache asks for.
-inline constexpr int kAheadBytes = 8192;
 
 // Tokens of one expert, or of all, that meet its weights together.
 struct TokenTile {
@@ -192,18 +193,6 @@ struct StreamBlock {
       }
     });
     if (!waited) wait_for_inputs();
-    // All that this block reads is on its way; what comes next can follow.
-    if (lane == 0) {
-      for (size_t i = 0; i < kMostAhead; ++i) {
-#pragma unroll 1
-        for (int64_t at = int64_t{kAheadBytes} * blockIdx.x; at < plan.ahead[i].bytes;
-             at += int64_t{kAheadBytes} * gridDim.x) {
-          bring_to_cache(
-              plan.ahead[i].data + at,
-              static_cast<uint32_t>(min(plan.ahead[i].bytes - at, int64_t{kAheadBytes})));
-        }
-      }
-    }
   }
 
   __device__ void multiply() {

@@ -3,10 +3,8 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <span>
 
 #include "ops/elementwise/elementwise.h"
-#include "ops/fused/linear_ahead.h"
 #include "ops/linear/cuda/products.h"
 
 namespace braid::cuda {
@@ -69,12 +67,6 @@ __host__ __device__ inline int stream_counters(int columns) {
   return (columns + kCountedColumns - 1) / kCountedColumns;
 }
 
-// Memory that a later kernel reads, to be brought to the second-level cache.
-struct StreamAhead {
-  const uint8_t* data;
-  int64_t bytes;
-};
-
 struct StreamPlan {
   StreamPhase phases[kStreamPhases];
   int num_phases;
@@ -84,7 +76,6 @@ struct StreamPlan {
   int pairs, experts;
   const int32_t* offsets;  // [experts + 1]
   int token_tiles;         // 1, 2 or 4 of 8 tokens; tiles: 1 or 2
-  StreamAhead ahead[kMostAhead];
 
   int32_t* counters;
   int num_counters;
@@ -117,7 +108,6 @@ void set_up_rows(const StreamPlan& plan, StreamPhase& phase, const Products& up,
 // Queues the kernel of a plan whose phases, sizes and counters are known.
 void stream_weights(Stream& stream, StreamPlan& plan);
 // Of one phase, with y; any number of tokens.
-void stream_products(Stream& stream, const Products& products,
-                     std::span<const StreamAhead> ahead = {});
+void stream_products(Stream& stream, const Products& products);
 
 }  // namespace braid::cuda

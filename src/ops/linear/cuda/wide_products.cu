@@ -16,32 +16,27 @@ namespace braid::cuda {
 namespace {
 
 // A tile is 256 rows of weights (gated: 128 of gate and of up) × up to kMostTokens tokens of one
-// expert. Two groups of four warps multiply, each two boxes of 64 rows; a third one copies: one
-// thread weights, three warps inputs. Both go through rings of their own, 64 columns a slot:
-// weights come from memory, which takes as many bytes on their way as find room; inputs are in the
-// second-level cache.
-constexpr int kMostTokens = 160;
+// expert. Two groups of four warps multiply, each two boxes of 64 rows; a third one copies.
+constexpr int kMostTokens = 192;
 constexpr int kBoxes = 4, kBoxRows = 64;
 constexpr int kBoxBytes = kBoxRows * kTileColumns * 2;
 constexpr int kWeightBytes = kBoxes * kBoxBytes;
 constexpr int kInputBytes = kMostTokens * kTileColumns * 2;
-constexpr int kWeightSlots = 5, kInputSlots = 3;
+constexpr int kStageBytes = kWeightBytes + kInputBytes;
+constexpr int kStages = 4;
 constexpr int kGroupThreads = 128;
 constexpr int kWideThreads = 3 * kGroupThreads;
 constexpr int kMultiplierWarps = 2 * kGroupThreads / kWarp;
-constexpr int kInputThreads = kGroupThreads - kWarp;
 constexpr int kMostExperts = 512;
-// Of the slots, which a kernel without other shared memory gets by itself.
+// Alignment of the stages, too, which a kernel without other shared memory gets by itself.
 constexpr int kBoxAlignment = 1024;
 
 struct Shared {
-  uint64_t full_weights[kWeightSlots], empty_weights[kWeightSlots];
-  uint64_t full_inputs[kInputSlots], empty_inputs[kInputSlots];
+  uint64_t full[kStages], empty[kStages];
   int first_tile[kMostExperts + 1];  // tiles of tokens of the experts before each
   int warp_tiles[kWideThreads / kWarp];
 };
-constexpr int kRingBytes = kWeightSlots * kWeightBytes + kInputSlots * kInputBytes;
-constexpr int kSharedBytes = kRingBytes + static_cast<int>(sizeof(Shared));
+constexpr int kSharedBytes = kStages * kStageBytes + static_cast<int>(sizeof(Shared));
 static_assert(kSharedBytes <= 227 << 10);
 
 struct Tile {
@@ -126,14 +121,13 @@ __device__ __forceinline__ void for_each_tile(const WideProducts& p, const Share
   }
 }
 
-// Slots of a ring in turn.
-template <int kSlots>
+// Slots of the ring in turn.
 class Ring {
  public:
   __device__ int slot() const { return slot_; }
   __device__ uint32_t parity() const { return parity_; }
   __device__ void advance() {
-    if (++slot_ == kSlots) slot_ = 0, parity_ ^= 1;
+    if (++slot_ == kStages) slot_ = 0, parity_ ^= 1;
   }
 
  private:
@@ -145,53 +139,43 @@ __device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// By one thread.
-__device__ void bring_weights(const WideProducts& p, Shared& shared, uint32_t slots) {
-  Ring<kWeightSlots> ring;
+__device__ void bring(const WideProducts& p, Shared& shared, uint32_t stages) {
+  const int thread = threadIdx.x % kGroupThreads;
+  const int piece = thread % 8;
+  constexpr int kEach = kMostTokens / (kGroupThreads / 8);
+  Ring ring;
   for_each_tile(p, shared, [&](const Tile& tile) {
-    const int units = min(tile_units(p), matrix_units(p) - tile.first);
-    const int boxes = p.gated ? 2 * units : units;
-    const int row = tile.expert * p.expert_rows + tile.first * kBoxRows;
-    for (int step = 0; step < p.steps; ++step, ring.advance()) {
-      wait_barrier(shared_address(&shared.empty_weights[ring.slot()]), ring.parity() ^ 1);
-      const uint32_t full = shared_address(&shared.full_weights[ring.slot()]);
-      const uint32_t to = slots + ring.slot() * kWeightBytes;
-      arrive_and_expect(full, boxes * kBoxBytes);
-      const int column = step * kTileColumns;
-      for (int box = 0; box < boxes; ++box) {
-        const bool up = p.gated && box % 2 == 1;
-        copy_box(to + box * kBoxBytes, up ? &p.up : &p.weights, column,
-                 row + (up ? p.up_row : 0) + (p.gated ? box / 2 : box) * kBoxRows, full);
-      }
-    }
-  });
-}
-
-// By kInputThreads threads, eight of them a row.
-__device__ void bring_inputs(const WideProducts& p, Shared& shared, uint32_t slots, int thread) {
-  constexpr int kRowsAtOnce = kInputThreads / 8;
-  constexpr int kEach = (kMostTokens + kRowsAtOnce - 1) / kRowsAtOnce;
-  const int piece = thread % 8, first = thread / 8;
-  Ring<kInputSlots> ring;
-  for_each_tile(p, shared, [&](const Tile& tile) {
-    int rows[kEach];
+    const uint16_t* from[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int pair = tile.begin + min(first + i * kRowsAtOnce, tile.count - 1);
-      rows[i] = p.x_rows != nullptr ? p.x_rows[pair] : pair;
+      const int token = min(thread / 8 + i * (kGroupThreads / 8), tile.count - 1) + tile.begin;
+      from[i] = p.x + (p.x_rows != nullptr ? p.x_rows[token] : token) * p.x_stride + piece * 8;
     }
+    const int boxes =
+        p.gated ? min(2, matrix_units(p) - tile.first) * 2 : min(4, matrix_units(p) - tile.first);
     for (int step = 0; step < p.steps; ++step, ring.advance()) {
-      wait_barrier(shared_address(&shared.empty_inputs[ring.slot()]), ring.parity() ^ 1);
-      const uint32_t to = slots + ring.slot() * kInputBytes;
-      const uint16_t* const from = p.x + step * kTileColumns + piece * 8;
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const int token = first + i * kRowsAtOnce;
-        if (token < tile.count) {
-          copy16_async(to + place(token, piece), from + rows[i] * p.x_stride, true);
+      wait_barrier(shared_address(&shared.empty[ring.slot()]), ring.parity() ^ 1);
+      const uint32_t full = shared_address(&shared.full[ring.slot()]);
+      const uint32_t stage = stages + ring.slot() * kStageBytes;
+      if (thread == 0) {
+        arrive_and_expect(full, boxes * kBoxBytes);
+        const int column = step * kTileColumns;
+        for (int box = 0; box < boxes; ++box) {
+          const bool up = p.gated && box % 2 == 1;
+          const int unit = tile.first + (p.gated ? box / 2 : box);
+          copy_box(stage + box * kBoxBytes, up ? &p.up : &p.weights, column,
+                   tile.expert * p.expert_rows + (up ? p.up_row : 0) + unit * kBoxRows, full);
         }
       }
-      arrive_after_copies(shared_address(&shared.full_inputs[ring.slot()]));
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int token = thread / 8 + i * (kGroupThreads / 8);
+        if (token < tile.count) {
+          copy16_async(stage + kWeightBytes + place(token, piece), from[i] + step * kTileColumns,
+                       true);
+        }
+      }
+      arrive_after_copies(full);
     }
   });
   wait_for_copies<0>();
@@ -234,75 +218,22 @@ __device__ void store_gated(const WideProducts& p, const Tile& tile, int unit,
   }
 }
 
-// The 4 × 4 values of four lanes that are four apart, turned over.
-__device__ __forceinline__ float4 exchanged(float a, float b, float c, float d) {
-  const int lane = threadIdx.x % kWarp;
-  const bool odd = (lane & 4) != 0, high = (lane & 8) != 0;
-  const float x = __shfl_xor_sync(0xffffffffu, odd ? a : b, 4);
-  const float y = __shfl_xor_sync(0xffffffffu, odd ? c : d, 4);
-  (odd ? a : b) = x;
-  (odd ? c : d) = y;
-  const float z = __shfl_xor_sync(0xffffffffu, high ? a : c, 8);
-  const float w = __shfl_xor_sync(0xffffffffu, high ? b : d, 8);
-  (high ? a : c) = z;
-  (high ? b : d) = w;
-  return {a, b, c, d};
-}
-
-// Sums of 64 rows from `first_row` on.
 template <int kTokens>
-__device__ void store_sums(const WideProducts& p, const Tile& tile, int first_row,
-                           const float (&sums)[kTokens / 2]) {
+__device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t stages,
+                              const Tile& tile, Ring& ring) {
+  const int group = threadIdx.x / kGroupThreads;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
-  if (p.aligned && first_row + kBoxRows <= p.rows) {
-    // A lane gets four rows of one of the two tokens, of the first eight rows or of the others.
-    const int kind = lane / 4 % 4, first_token = lane % 4 * 2 + kind % 2;
-    float* const out = p.y + (tile.begin + first_token) * p.out_stride + first_row + warp * 16 +
-                       kind / 2 * 8 + lane / 16 * 4;
-#pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
-      const float4 v = exchanged(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
-      if (8 * j + first_token < tile.count) {
-        *reinterpret_cast<float4*>(out + 8 * j * p.out_stride) = v;
-      }
-    }
-    return;
-  }
-  const int row = first_row + warp * 16 + lane / 4;
-  float* const out = p.y + (tile.begin + lane % 4 * 2) * p.out_stride + row;
-#pragma unroll
-  for (int i = 0; i < kTokens / 2; ++i) {
-    const int token = i / 4 * 8 + i % 2, below = i % 4 / 2 * 8;
-    if (row + below < p.rows && token + lane % 4 * 2 < tile.count) {
-      out[token * p.out_stride + below] = sums[i];
-    }
-  }
-}
-
-struct Rings {
-  Ring<kWeightSlots> weights;
-  Ring<kInputSlots> inputs;
-};
-
-template <int kTokens>
-__device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t slots,
-                              const Tile& tile, Rings& rings) {
-  const int group = threadIdx.x / kGroupThreads, lane = threadIdx.x % kWarp;
   const int unit = tile.first + group * (p.gated ? 1 : 2);
   const bool active = unit < matrix_units(p);
   float sums[2][kTokens / 2] = {};
-  for (int step = 0; step < p.steps; ++step) {
-    const int weight_slot = rings.weights.slot(), input_slot = rings.inputs.slot();
-    wait_barrier(shared_address(&shared.full_weights[weight_slot]), rings.weights.parity());
-    wait_barrier(shared_address(&shared.full_inputs[input_slot]), rings.inputs.parity());
-    rings.weights.advance();
-    rings.inputs.advance();
+  int last = 0;
+  for (int step = 0; step < p.steps; ++step, ring.advance()) {
+    wait_barrier(shared_address(&shared.full[ring.slot()]), ring.parity());
     publish_to_tensor_cores();  // inputs, which ordinary copies have brought
     if (active) {
-      const uint64_t w =
-          tile_descriptor(slots + weight_slot * kWeightBytes + group * 2 * kBoxBytes);
-      const uint64_t x =
-          tile_descriptor(slots + kWeightSlots * kWeightBytes + input_slot * kInputBytes);
+      const uint32_t stage = stages + ring.slot() * kStageBytes;
+      const uint64_t x = tile_descriptor(stage + kWeightBytes);
+      const uint64_t w = tile_descriptor(stage + group * 2 * kBoxBytes);
       begin_products();
 #pragma unroll
       for (int k = 0; k < kTileColumns / 16; ++k) {
@@ -313,37 +244,49 @@ __device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t sl
         }
       }
       commit_products();
-      // Room for the next copies matters more than products without a pause, which the other group
-      // fills.
-      wait_for_products<0>();
+      wait_for_products<1>();
     }
-    if (lane == 0) {
-      arrive(shared_address(&shared.empty_weights[weight_slot]));
-      arrive(shared_address(&shared.empty_inputs[input_slot]));
-    }
+    if (step > 0 && lane == 0) arrive(shared_address(&shared.empty[last]));
+    last = ring.slot();
   }
+  wait_for_products<0>();
+  if (lane == 0) arrive(shared_address(&shared.empty[last]));
   if (!active) return;
-  if (!p.gated) {
-    store_sums<kTokens>(p, tile, unit * kBoxRows, sums[0]);
-    if (unit + 1 < matrix_units(p)) {
-      store_sums<kTokens>(p, tile, (unit + 1) * kBoxRows, sums[1]);
+  if (p.gated) {
+    if (p.activation == Activation::kSilu) {
+      store_gated<kTokens, Activation::kSilu>(p, tile, unit, sums);
+    } else {
+      store_gated<kTokens, Activation::kGeluTanh>(p, tile, unit, sums);
     }
-  } else if (p.activation == Activation::kSilu) {
-    store_gated<kTokens, Activation::kSilu>(p, tile, unit, sums);
-  } else {
-    store_gated<kTokens, Activation::kGeluTanh>(p, tile, unit, sums);
+    return;
+  }
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    const int row = (unit + block) * kBoxRows + warp * 16 + lane / 4;
+    float* const out = p.y + (tile.begin + lane % 4 * 2) * p.out_stride + row;
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; ++i) {
+      const int token = i / 4 * 8 + i % 2, below = i % 4 / 2 * 8;
+      if (row + below < p.rows && token + lane % 4 * 2 < tile.count) {
+        out[token * p.out_stride + below] = sums[block][i];
+      }
+    }
   }
 }
 
-__device__ void multiply(const WideProducts& p, Shared& shared, uint32_t slots) {
-  Rings rings;
+__device__ void multiply(const WideProducts& p, Shared& shared, uint32_t stages) {
+  Ring ring;
   for_each_tile(p, shared, [&](const Tile& tile) {
     if (tile.count <= 64) {
-      multiply_tile<64>(p, shared, slots, tile, rings);
+      multiply_tile<64>(p, shared, stages, tile, ring);
+    } else if (tile.count <= 96) {
+      multiply_tile<96>(p, shared, stages, tile, ring);
     } else if (tile.count <= 128) {
-      multiply_tile<128>(p, shared, slots, tile, rings);
+      multiply_tile<128>(p, shared, stages, tile, ring);
+    } else if (tile.count <= 160) {
+      multiply_tile<160>(p, shared, stages, tile, ring);
     } else {
-      multiply_tile<kMostTokens>(p, shared, slots, tile, rings);
+      multiply_tile<192>(p, shared, stages, tile, ring);
     }
   });
 }
@@ -351,16 +294,12 @@ __device__ void multiply(const WideProducts& p, Shared& shared, uint32_t slots) 
 __global__ void __launch_bounds__(kWideThreads, 1)
     wide_products_kernel(const __grid_constant__ WideProducts p) {
   extern __shared__ __align__(kBoxAlignment) unsigned char memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory + kRingBytes);
-  const uint32_t slots = shared_address(memory);
+  Shared& shared = *reinterpret_cast<Shared*>(memory + kStages * kStageBytes);
+  const uint32_t stages = shared_address(memory);
   if (threadIdx.x == 0) {
-    for (int slot = 0; slot < kWeightSlots; ++slot) {
-      init_barrier(shared_address(&shared.full_weights[slot]), 1);
-      init_barrier(shared_address(&shared.empty_weights[slot]), kMultiplierWarps);
-    }
-    for (int slot = 0; slot < kInputSlots; ++slot) {
-      init_barrier(shared_address(&shared.full_inputs[slot]), kInputThreads);
-      init_barrier(shared_address(&shared.empty_inputs[slot]), kMultiplierWarps);
+    for (int slot = 0; slot < kStages; ++slot) {
+      init_barrier(shared_address(&shared.full[slot]), kGroupThreads + 1);
+      init_barrier(shared_address(&shared.empty[slot]), kMultiplierWarps);
     }
     publish_barriers();
     prefetch_map(&p.weights);
@@ -374,15 +313,10 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   }
   if (threadIdx.x >= 2 * kGroupThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    const int thread = threadIdx.x - 2 * kGroupThreads;
-    if (thread >= kWarp) {
-      bring_inputs(p, shared, slots + kWeightSlots * kWeightBytes, thread - kWarp);
-    } else if (thread == 0) {
-      bring_weights(p, shared, slots);
-    }
+    bring(p, shared, stages);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-    multiply(p, shared, slots);
+    multiply(p, shared, stages);
   }
 }
 
@@ -405,7 +339,6 @@ WideProducts wide_products_of(const Products& products) {
   p.x_stride = products.packed_stride;
   p.y = products.y;
   p.out_stride = products.y_stride;
-  p.aligned = products.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(products.y) % 16 == 0;
   p.tokens = products.tokens;
   p.experts = products.experts;
   p.offsets = products.offsets;
@@ -417,10 +350,10 @@ void launch_wide(Stream& stream, const WideProducts& p) {
       wide_products_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   BRAID_CUDA_CHECK(allowed);
   // Tiles of tokens that there can be at most: full ones, and one that is not for each expert.
-  const int64_t token_tiles = p.tokens / kMostTokens + std::min(std::max(p.experts, 1), p.tokens);
+  const int token_tiles = p.tokens / kMostTokens + std::min(std::max(p.experts, 1), p.tokens);
   const int row_tiles = ceil_divide(ceil_divide(p.rows, kBoxRows), p.gated ? 2 : 4);
-  const int64_t blocks =
-      std::min<int64_t>(token_tiles * row_tiles, stream.cuda().num_multiprocessors());
+  const int blocks = static_cast<int>(
+      std::min<int64_t>(int64_t{token_tiles} * row_tiles, stream.cuda().num_multiprocessors()));
   launch(stream, wide_products_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kWideThreads),
          kSharedBytes, p);
 }

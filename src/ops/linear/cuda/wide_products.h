@@ -25,7 +25,6 @@ struct WideProducts {
   float* y;
   uint16_t* packed;  // if gated
   int64_t out_stride;
-  bool aligned;            // rows of y, to 16 bytes
   int tokens, experts;     // experts 0: one matrix
   const int32_t* offsets;  // [experts + 1]
 };

@@ -76,7 +76,6 @@ __global__ void __launch_bounds__(kRouteThreads)
   for (int i = threadIdx.x; i < kWarps * kMaxRouteExperts / 4; i += kRouteThreads) {
     reinterpret_cast<unsigned*>(counts)[i] = 0;
   }
-  let_next_start();
   wait_for_inputs();
   for (int token = warp; token < args.tokens; token += kWarps) {
     route_token<kPerLane>(args, token, lane, ids + token * args.k);
