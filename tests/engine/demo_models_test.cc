@@ -9,8 +9,8 @@
 #include "engine/engine.h"
 #include "engine/loaded_model.h"
 #include "engine/tiny_model.h"
-#include "runner/runner.h"
 #include "ops/logits/row_scan.h"
+#include "runner/runner.h"
 
 namespace braid {
 namespace {

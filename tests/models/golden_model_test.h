@@ -12,8 +12,8 @@
 #include "base/cpu_features.h"
 #include "models/golden_file.h"
 #include "models/registry.h"
-#include "runner/runner.h"
 #include "ops/logits/row_scan.h"
+#include "runner/runner.h"
 
 namespace braid {
 

@@ -54,8 +54,8 @@ struct Arguments {
   bool aligned;  // rows may be read by 16 bytes
   const DeviceRule* rules;
   const DeviceEdit* edits;
-  bool staged;  // stretches come to shared memory, and are edited there; otherwise the rows are,
-                // for the time being
+  bool staged;   // stretches come to shared memory, and are edited there; otherwise the rows are,
+                 // for the time being
   float* saved;  // [edits]: the logits as they were; unless staged
   Rows<int32_t> drawn;
 };
@@ -76,7 +76,7 @@ constexpr int kMassParts = 4;
 constexpr int kPartBits = 12;
 
 struct Shared {
-  uint32_t mass[kMassParts][kBins];
+  alignas(8) uint32_t mass[kMassParts][kBins];
   uint32_t count[kBins];
   uint64_t warp_sums[kWarps];
   // Of a selection's digit: the bin, what there is in front of it and up to its end, and in it.
@@ -430,12 +430,14 @@ class Row {
         if constexpr (kMass) {
 #pragma unroll
           for (int part = 0; part < kMassParts; ++part) {
-            atomicAdd(
-                &shared_.mass[part][bin],
-                static_cast<uint32_t>(measure >> (part * kPartBits)) & ((1u << kPartBits) - 1));
+            const auto value =
+                static_cast<uint32_t>(measure >> (part * kPartBits)) & ((1u << kPartBits) - 1);
+            // Of most tokens the upper parts are zero.
+            if (value != 0) atomicAdd(&shared_.mass[part][bin], value);
           }
         }
       });
+      if constexpr (kMass) fold_masses();
       team_.sync();
       find_bin<kMass>(before, enough);
       team_.sync();  // all have read, and the bin is known
@@ -453,6 +455,27 @@ class Row {
     return prefix | ((uint64_t{1} << known_from) - 1);
   }
 
+  // Puts the parts of this block's masses together, [bins], where the parts were: the other blocks
+  // have less to read then.
+  __device__ __forceinline__ uint64_t* folded_masses() const {
+    return reinterpret_cast<uint64_t*>(shared_.mass);
+  }
+  __device__ __forceinline__ void fold_masses() {
+    uint64_t folded[kBinsPerThread] = {};
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kBinsPerThread; ++i) {
+#pragma unroll
+      for (int part = 0; part < kMassParts; ++part) {
+        folded[i] += uint64_t{shared_.mass[part][threadIdx.x + i * kThreads]} << (part * kPartBits);
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kBinsPerThread; ++i)
+      folded_masses()[threadIdx.x + i * kThreads] = folded[i];
+  }
+
   // What the team has counted in a bin.
   __device__ __forceinline__ uint32_t count_of(int bin) const {
     uint32_t count = 0;
@@ -465,12 +488,7 @@ class Row {
   __device__ __forceinline__ uint64_t measure_of_bin(int bin) const {
     if constexpr (!kMass) return count_of(bin);
     uint64_t sum = 0;
-    for (int block = 0; block < team_.size; ++block) {
-#pragma unroll
-      for (int part = 0; part < kMassParts; ++part) {
-        sum += uint64_t{*team_.of(&shared_.mass[part][bin], block)} << (part * kPartBits);
-      }
-    }
+    for (int block = 0; block < team_.size; ++block) sum += *team_.of(folded_masses() + bin, block);
     return sum;
   }
 
