@@ -35,7 +35,7 @@ TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const RmsNorm& n
   };
   const TensorView out = step.workspace.take(DType::kF32, value_shape);
   gated_delta(step.stream, step.workspace, inputs, memory.store, memory.sequences,
-              {.order = order_}, out);
+              {.order = order_, .rounded = step.precision != ActivationPrecision::kF32}, out);
 
   const TensorView z = gate.reshape(value_shape);
   gated_rms_norm(step.stream, out, z, w.norm_weight, norm_epsilon_, out);
