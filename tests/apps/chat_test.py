@@ -57,7 +57,7 @@ class Terminal:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.read(0.2) is not None:
             pass
-        return self.process.wait(timeout=10)
+        return self.process.wait(timeout=120)
 
     def close(self):
         if self.process.poll() is None:
