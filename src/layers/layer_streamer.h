@@ -11,8 +11,8 @@ namespace braid {
 
 // Layers whose matrices stay in pinned host memory and come to a CUDA device for each step, ahead
 // of their use. Kernels find them where they would find others, so results are the same: to the bit
-// on a deterministic stream, otherwise to rounding. Models that have such layers serve one stream at
-// a time.
+// on a deterministic stream, otherwise to rounding. Models that have such layers serve one stream
+// at a time.
 class LayerStreamer {
  public:
   struct Layer {
