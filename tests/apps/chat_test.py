@@ -50,6 +50,14 @@ class Terminal:
         seen, self.shown = self.shown[:end], self.shown[end:]
         return seen
 
+    def wait_for_editor(self, seconds=100):
+        """Keys typed before the line editor has the terminal are the kernel's; Ctrl-D would be lost."""
+        deadline = time.monotonic() + seconds
+        while termios.tcgetattr(self.fd)[3] & termios.ICANON:
+            if time.monotonic() > deadline:
+                raise AssertionError("no line editor; there is %r" % self.shown)
+            time.sleep(0.01)
+
     def type(self, text):
         os.write(self.fd, text.encode())
 
@@ -72,6 +80,7 @@ class TerminalChatTest(CliCase):
         self.addCleanup(terminal.close)
         terminal.wait_for("/help lists the commands")
         terminal.wait_for("> ")
+        terminal.wait_for_editor()
         return terminal
 
     def test_commands_and_exit(self):
