@@ -1,11 +1,6 @@
 #include "checkpoint/gguf_writer.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <array>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -160,8 +155,7 @@ bool is_gguf_format(const QuantFormat& format) { return find_type_id(format).has
 
 GgufWriter::GgufWriter(std::filesystem::path path, const GgufMetadataWriter& metadata,
                        std::vector<Declaration> tensors)
-    : path_(std::move(path)), partial_path_(path_), tensors_(std::move(tensors)) {
-  partial_path_ += fmt::format(".{}.partial", ::getpid());
+    : file_(std::move(path)), tensors_(std::move(tensors)) {
   std::string header = "GGUF";
   append(header, kVersion);
   append(header, uint64_t{tensors_.size()});
@@ -180,31 +174,13 @@ GgufWriter::GgufWriter(std::filesystem::path path, const GgufMetadataWriter& met
   }
   header.append(static_cast<size_t>(padding_after(static_cast<int64_t>(header.size()))), '\0');
 
-  fd_ = ::open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd_ < 0) throw Error("{}: cannot create: {}", path_.string(), std::strerror(errno));
   if (!tensors_.empty()) left_bytes_ = tensors_.front().bytes();
-  try {
-    put(std::as_bytes(std::span(header)));
-  } catch (...) {
-    ::close(fd_);
-    ::unlink(partial_path_.c_str());
-    throw;
-  }
-}
-
-GgufWriter::~GgufWriter() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  ::unlink(partial_path_.c_str());
+  put(std::as_bytes(std::span(header)));
 }
 
 void GgufWriter::put(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw Error("{}: cannot write: {}", path_.string(), std::strerror(errno));
-    bytes = bytes.subspan(static_cast<size_t>(n));
-  }
+  file_.write_at(offset_, bytes);
+  offset_ += static_cast<int64_t>(bytes.size());
 }
 
 void GgufWriter::write(std::span<const std::byte> bytes) {
@@ -222,13 +198,7 @@ void GgufWriter::write(std::span<const std::byte> bytes) {
 
 void GgufWriter::finish() {
   BRAID_CHECK(tensor_ == tensors_.size(), "tensor {} never written", tensors_[tensor_].name);
-  const int fd = std::exchange(fd_, -1);
-  const bool closed = ::close(fd) == 0;
-  if (!closed || std::rename(partial_path_.c_str(), path_.c_str()) != 0) {
-    const int reason = errno;
-    ::unlink(partial_path_.c_str());
-    throw Error("{}: cannot write: {}", path_.string(), std::strerror(reason));
-  }
+  file_.finish();
 }
 
 }  // namespace braid

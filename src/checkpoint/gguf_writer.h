@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/partial_file.h"
 #include "quant/quant_format.h"
 #include "tensor/shape.h"
 
@@ -52,8 +53,7 @@ struct GgufEntry {
 std::vector<GgufEntry> split_gguf_metadata(std::span<const std::byte> section,
                                            const std::string& origin);
 
-// Writes one GGUF file (version 3). Data goes to a temporary file beside the target, which takes
-// its name in finish(): a reader never sees half a file. Not thread-safe.
+// Writes one GGUF file (version 3). It appears in finish(), or not at all. Not thread-safe.
 class GgufWriter {
  public:
   struct Declaration {
@@ -67,10 +67,6 @@ class GgufWriter {
   // Throws Error naming the path if it cannot be created.
   GgufWriter(std::filesystem::path path, const GgufMetadataWriter& metadata,
              std::vector<Declaration> tensors);
-  // Without finish(): removes the temporary file.
-  ~GgufWriter();
-  GgufWriter(const GgufWriter&) = delete;
-  GgufWriter& operator=(const GgufWriter&) = delete;
 
   // The next bytes of the data: tensors in the order of their declaration, each in one or more
   // pieces that end with it. Throws Error if the disk is full and the like.
@@ -81,11 +77,11 @@ class GgufWriter {
  private:
   void put(std::span<const std::byte> bytes);
 
-  std::filesystem::path path_, partial_path_;
+  PartialFile file_;
+  int64_t offset_ = 0;  // of what comes next
   std::vector<Declaration> tensors_;
   size_t tensor_ = 0;       // that comes next
   int64_t left_bytes_ = 0;  // of it
-  int fd_ = -1;
 };
 
 // GGUF's number of a format. Throws Error for formats that it lacks.

@@ -1,16 +1,9 @@
 #include "checkpoint/safetensors_writer.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
-#include "base/error.h"
 
 namespace braid {
 namespace {
@@ -47,9 +40,7 @@ std::string_view type_name(DType dtype) {
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path,
                                      const std::vector<Declaration>& tensors,
                                      const std::map<std::string, std::string>& metadata)
-    : path_(std::move(path)), partial_path_(path_) {
-  partial_path_ += fmt::format(".{}.partial", ::getpid());
-
+    : file_(std::move(path)) {
   // Wide elements first, so that every tensor is aligned to its element.
   std::vector<const Declaration*> order;
   for (const Declaration& tensor : tensors) order.push_back(&tensor);
@@ -80,32 +71,8 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path,
     }
   }
 
-  fd_ = ::open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd_ < 0) throw Error("{}: cannot create: {}", path_.string(), std::strerror(errno));
   text.insert(0, reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes));
-  try {
-    write_at(0, std::as_bytes(std::span(text)));
-  } catch (...) {
-    ::close(fd_);
-    ::unlink(partial_path_.c_str());
-    throw;
-  }
-}
-
-SafetensorsWriter::~SafetensorsWriter() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  ::unlink(partial_path_.c_str());
-}
-
-void SafetensorsWriter::write_at(int64_t offset, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw Error("{}: cannot write: {}", path_.string(), std::strerror(errno));
-    bytes = bytes.subspan(static_cast<size_t>(n));
-    offset += n;
-  }
+  file_.write_at(0, std::as_bytes(std::span(text)));
 }
 
 void SafetensorsWriter::write(const std::string& name, std::span<const std::byte> bytes) {
@@ -115,7 +82,7 @@ void SafetensorsWriter::write(const std::string& name, std::span<const std::byte
   BRAID_CHECK(static_cast<int64_t>(bytes.size()) <= tensor.end - tensor.next,
               "tensor {}: {} bytes too many", name,
               static_cast<int64_t>(bytes.size()) - (tensor.end - tensor.next));
-  write_at(tensor.next, bytes);
+  file_.write_at(tensor.next, bytes);
   tensor.next += static_cast<int64_t>(bytes.size());
 }
 
@@ -134,13 +101,7 @@ void SafetensorsWriter::finish() {
     BRAID_CHECK(tensor.next == tensor.end, "tensor {}: {} bytes never written", name,
                 tensor.end - tensor.next);
   }
-  const int fd = std::exchange(fd_, -1);
-  const bool closed = ::close(fd) == 0;
-  if (!closed || std::rename(partial_path_.c_str(), path_.c_str()) != 0) {
-    const int reason = errno;
-    ::unlink(partial_path_.c_str());
-    throw Error("{}: cannot write: {}", path_.string(), std::strerror(reason));
-  }
+  file_.finish();
 }
 
 }  // namespace braid

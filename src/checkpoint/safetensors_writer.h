@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/partial_file.h"
 #include "tensor/dtype.h"
 #include "tensor/shape.h"
 #include "tensor/tensor_view.h"
@@ -15,8 +16,8 @@
 namespace braid {
 
 // Writes one safetensors file. All tensors are declared first; their bytes then come in pieces, in
-// any order among tensors and in order within each. The data goes to a temporary file beside the
-// target, which takes its name in finish(): a reader never sees half a file. Not thread-safe.
+// any order among tensors and in order within each. The file appears in finish(), or not at all.
+// Not thread-safe.
 class SafetensorsWriter {
  public:
   struct Declaration {
@@ -28,10 +29,6 @@ class SafetensorsWriter {
   // Throws Error naming the path if it cannot be created.
   SafetensorsWriter(std::filesystem::path path, const std::vector<Declaration>& tensors,
                     const std::map<std::string, std::string>& metadata = {});
-  // Without finish(): removes the temporary file.
-  ~SafetensorsWriter();
-  SafetensorsWriter(const SafetensorsWriter&) = delete;
-  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
   // The next bytes of a declared tensor. Throws Error if the disk is full and the like.
   void write(const std::string& name, std::span<const std::byte> bytes);
@@ -46,10 +43,8 @@ class SafetensorsWriter {
     DType dtype;
     int64_t begin, end, next;  // bytes within the file
   };
-  void write_at(int64_t offset, std::span<const std::byte> bytes);
 
-  std::filesystem::path path_, partial_path_;
-  int fd_ = -1;
+  PartialFile file_;
   std::map<std::string, Progress, std::less<>> tensors_;
 };
 

@@ -1,9 +1,8 @@
 #include "quantize/layer_hessians.h"
 
-#include <chrono>
-
 #include "quantize/calibration_pass.h"
 #include "quantize/module_kind.h"
+#include "quantize/phase_timer.h"
 
 namespace braid {
 namespace {
@@ -16,25 +15,6 @@ std::string reader_name(const std::string& tensor) {
   if (matrix.ends_with(".weight")) matrix.remove_suffix(7);
   return std::string(one->stem.substr(0, one->stem.size() - 1)) + std::string(matrix);
 }
-
-// Adds to `seconds` what a scope takes, apart from what was queued before it.
-class Timer {
- public:
-  Timer(const Stream& stream, double& seconds) : stream_(stream), seconds_(seconds) {
-    stream_.synchronize();
-    start_ = Clock::now();
-  }
-  ~Timer() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
-  void stop() const { stream_.synchronize(); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  const Stream& stream_;
-  double& seconds_;
-  Clock::time_point start_;
-};
 
 }  // namespace
 
@@ -87,7 +67,7 @@ void LayerHessians::input(std::span<const std::string_view> readers, const Tenso
   const std::shared_ptr<Family> family = family_of(readers, 1);
   if (family == nullptr || x.dim(0) == 0) return;
   {
-    const Timer timer(stream_, seconds_);
+    const PhaseTimer timer(stream_, seconds_);
     add(*family, 0, x);
     timer.stop();
   }
@@ -100,7 +80,7 @@ void LayerHessians::expert_input(std::span<const std::string_view> readers, cons
   const std::shared_ptr<Family> family = family_of(readers, num_experts);
   if (family == nullptr) return;
   {
-    const Timer timer(stream_, seconds_);
+    const PhaseTimer timer(stream_, seconds_);
     const int32_t* const begin = offsets_.fetch(stream_, offsets).data<int32_t>();
     for (size_t e = 0; e < num_experts; ++e) {
       const int64_t count = begin[e + 1] - begin[e];

@@ -21,13 +21,16 @@
 #include "engine/model_tokenizer.h"
 #include "models/registry.h"
 #include "quant/panels.h"
+#include "quantize/model_values.h"
 #include "quantize/quantizer.h"
 #include "quantize/report.h"
-#include "runner/runner.h"
 #include "support/fresh_seed.h"
 
 namespace braid {
 namespace {
+
+using testing::logits_of;
+using testing::values_of;
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
@@ -43,26 +46,6 @@ std::vector<int32_t> random_ids(int64_t vocab, int64_t count, testing::FreshRand
     ids.push_back(static_cast<int32_t>(random.integer(0, vocab - 1)));
   }
   return ids;
-}
-
-std::vector<float> values_of(const Weight& weight) {
-  const int64_t cols = weight.cols(), rows = weight.shape.num_elements() / cols;
-  std::vector<float> values(static_cast<size_t>(rows * cols));
-  for (int64_t r = 0; r < rows; ++r) expand_row(weight, r, values.data() + r * cols);
-  return values;
-}
-
-std::vector<float> logits_of(const Model& model, const std::vector<int32_t>& ids) {
-  ThreadPool threads({.num_threads = 2});
-  Stream stream(threads);
-  CachePool pool(model.cache_layout(), {.max_tokens = static_cast<int64_t>(ids.size()),
-                                        .max_step_tokens = static_cast<int64_t>(ids.size())});
-  Runner runner(model, pool, stream);
-  SequenceState sequence(pool);
-  StepPlan plan;
-  plan.sequences.push_back({&sequence, ids, WantedLogits::kAll});
-  const std::span<float> logits = runner.run(plan).logits.span<float>();
-  return {logits.begin(), logits.end()};
 }
 
 QuantizeOptions gguf_options(const std::string& scheme,
@@ -213,7 +196,9 @@ TEST_F(GgufExportTest, TokenizersAndTemplatesStay) {
     for (const SpecialTokens special : {SpecialTokens::kParse, SpecialTokens::kPlainText}) {
       EXPECT_EQ(a->encode(text, {.special = special}), b->encode(text, {.special = special}));
     }
-    if (a->bos_id()) EXPECT_EQ(a->bos_id(), b->bos_id());
+    if (a->bos_id()) {
+      EXPECT_EQ(a->bos_id(), b->bos_id());
+    }
     EXPECT_EQ(a->eos_id(), b->eos_id());
     EXPECT_EQ(a->adds_bos(), b->adds_bos());
     EXPECT_EQ(folder.chat_template(), file.chat_template());

@@ -20,12 +20,15 @@
 #include "checkpoint/temp_folder.h"
 #include "models/registry.h"
 #include "quant/panels.h"
+#include "quantize/model_values.h"
 #include "quantize/work_folder.h"
-#include "runner/runner.h"
 #include "support/fresh_seed.h"
 
 namespace braid {
 namespace {
+
+using testing::logits_of;
+using testing::values_of;
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
@@ -54,26 +57,6 @@ std::map<std::string, std::string> bytes_of_folder(const fs::path& folder) {
     if (!name.starts_with("report.")) files[name] = read_file(entry.path());
   }
   return files;
-}
-
-std::vector<float> logits_of(const Model& model, const std::vector<int32_t>& ids) {
-  ThreadPool threads({.num_threads = 2});
-  Stream stream(threads);
-  CachePool pool(model.cache_layout(), {.max_tokens = static_cast<int64_t>(ids.size()),
-                                        .max_step_tokens = static_cast<int64_t>(ids.size())});
-  Runner runner(model, pool, stream);
-  SequenceState sequence(pool);
-  StepPlan plan;
-  plan.sequences.push_back({&sequence, ids, WantedLogits::kAll});
-  const std::span<float> logits = runner.run(plan).logits.span<float>();
-  return {logits.begin(), logits.end()};
-}
-
-std::vector<float> values_of(const Weight& weight) {
-  const int64_t cols = weight.cols(), rows = weight.shape.num_elements() / cols;
-  std::vector<float> values(static_cast<size_t>(rows * cols));
-  for (int64_t r = 0; r < rows; ++r) expand_row(weight, r, values.data() + r * cols);
-  return values;
 }
 
 struct ModelCase {

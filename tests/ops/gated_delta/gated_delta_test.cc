@@ -180,7 +180,9 @@ TEST_P(GatedDeltaTest, RoundedChunksAtRealDimensions) {
       EXPECT_LE(std::sqrt(error / size), kBound);
       EXPECT_TRUE(b.gaps_untouched());
       // It is another computation there.
-      if (on_cuda()) EXPECT_GT(state_error, 0);
+      if (on_cuda()) {
+        EXPECT_GT(state_error, 0);
+      }
     }
   }
 }
