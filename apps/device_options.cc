@@ -82,12 +82,9 @@ void DeviceOptions::add_to(CLI::App& command) {
   command.add_option("--dummy-seed", dummy_seed, "Seed of dummy weights")->capture_default_str();
 }
 
-// Before anything is loaded.
-void DeviceOptions::check_cuda() const { require_cuda(); }
-
 void DeviceOptions::apply() const {
   if (model.empty()) throw UsageError("MODEL is required (a folder, a .gguf file, or demo:NAME)");
-  if (device == "cuda") check_cuda();
+  if (device == "cuda") require_cuda();
   if (!isa.empty()) force_isa(parse_isa(isa));
 }
 

@@ -48,9 +48,6 @@ struct DeviceOptions {
   ActivationPrecision precision() const;
   // auto: float32 for --compute f32, bfloat16 otherwise.
   DType kv() const;
-
- private:
-  void check_cuda() const;
 };
 
 }  // namespace braid

@@ -20,8 +20,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kStepTokens = 512;  // the default of `run`
-
 struct InspectOptions {
   DeviceOptions device;
   MemoryOptions memory;
@@ -45,6 +43,11 @@ MemoryPlan plan_memory(const InspectOptions& options, const LoadedModel& loaded,
   return plan;
 }
 
+CacheOptions cache_of(const InspectOptions& options, const Model& model, const MemoryShape& shape) {
+  return cache_options(model, {.kv_dtype = options.device.kv(), .max_sequences = shape.sequences},
+                       shape.context);
+}
+
 // Of `model`, or of its draft head, for the same sequences.
 CachePlan make_plan(const InspectOptions& options, const Model& model) {
   const int64_t context = options.context > 0
@@ -54,11 +57,7 @@ CachePlan make_plan(const InspectOptions& options, const Model& model) {
     throw Error("--ctx-size {}: the model's limit is {}", context, model.max_positions());
   }
   return plan_cache(model.cache_layout(),
-                    {.kv_dtype = options.device.kv(),
-                     .max_tokens = context * options.max_sequences,
-                     .max_sequences = options.max_sequences,
-                     .max_sequence_tokens = context,
-                     .max_step_tokens = std::min<int64_t>(kStepTokens, context)});
+                    cache_of(options, model, {context, options.max_sequences}));
 }
 
 // Bytes and tensors by storage type, in the order of the names.
@@ -186,12 +185,7 @@ void run_inspect(const InspectOptions& options) {
   LoadedModel loaded = options.device.load(/*with_tokenizer=*/true, /*read_ahead=*/false);
   const CachePlan cache = make_plan(options, loaded.model());
   const PlanWithWeights plan_with = [&](const MemoryShape& shape, const WeightBytes& weights) {
-    CacheOptions shaped = cache.options;
-    shaped.max_sequences = shape.sequences;
-    shaped.max_sequence_tokens = shape.context;
-    shaped.max_tokens = shape.context * shape.sequences;
-    shaped.max_step_tokens = std::min<int64_t>(kStepTokens, shape.context);
-    return plan_memory(options, loaded, shaped, weights);
+    return plan_memory(options, loaded, cache_of(options, loaded.model(), shape), weights);
   };
   const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
     return plan_weights(options.memory, options.device, loaded, shape, plan_with);

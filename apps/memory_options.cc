@@ -121,7 +121,7 @@ MemoryPlan plan_weights(const MemoryOptions& options, const DeviceOptions& devic
   MemoryPlan all = plan(shape, planned_weight_bytes(device, described));
   const int64_t budget = options.budget_bytes();
   if (!options.offloads() || all.total() <= budget) return all;
-  const MemoryPlan rest = plan(shape, 0);
+  const MemoryPlan rest = plan(shape, WeightBytes(0, described.placed().beside));
   const auto weights = plan_offload(described.placed(), budget - rest.total());
   return weights ? plan(shape, *weights) : all;
 }

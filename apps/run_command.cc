@@ -82,7 +82,7 @@ void check(const RunOptionsCli& options) {
   }
 }
 
-// Of everything but drafts.
+// Of everything but the drafter.
 EngineOptions engine_options(const RunOptionsCli& options, bool interactive) {
   return {.threads = options.device.thread_pool(),
           .precision = options.device.precision(),
@@ -107,11 +107,14 @@ MemoryPlan plan_memory(const RunOptionsCli& options, EngineOptions& engine) {
   const PlanWithWeights plan_with = [&](const MemoryShape& shape, const WeightBytes& weights) {
     EngineOptions shaped = engine;
     shaped.max_sequences = shape.sequences;
-    const CacheOptions cache = cache_options(model, shaped, shape.context);
+    CacheOptions cache = cache_options(model, shaped, shape.context);
+    const int64_t drafts =
+        options.speculation.drafter == "off" ? 0 : options.speculation.draft_tokens;
+    if (drafts > 0) cache.max_logged_tokens = std::min(drafts + 1, cache.max_step_tokens);
     MemoryPlan result = base_plan(*device, described);
     add_model(result, "", model, weights, cache,
               {.tokens = cache.max_step_tokens,
-               .logits_rows = shape.sequences,
+               .logits_rows = std::min(shape.sequences * (drafts + 1), cache.max_step_tokens),
                .sequences = shape.sequences,
                .precision = engine.precision},
               *device);

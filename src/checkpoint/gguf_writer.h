@@ -29,7 +29,6 @@ class GgufMetadataWriter {
   // An entry as it stands in another file.
   void add_entry(std::string_view key, std::span<const std::byte> entry);
 
-  bool has(std::string_view key) const { return keys_.contains(key); }
   size_t size() const { return keys_.size(); }
   const std::string& bytes() const { return bytes_; }
 

@@ -43,8 +43,9 @@ std::string config_text(const ModelFiles& files) {
   for (const bool sliding : config.sliding) {
     types.emplace_back(sliding ? "sliding_attention" : "full_attention");
   }
-  // The shortest text that is the same float32.
   const double scale = config.attention_scale;
+  // As numbers of this size are written: 1e-06, not 9.9999999747524e-07.
+  const double norm_epsilon = std::stod(fmt::format("{}", config.rms_norm_eps));
   ordered_json json = {{"architectures", {"Gemma3ForCausalLM"}},
                        {"model_type", "gemma3_text"},
                        {"dtype", "bfloat16"},
@@ -65,13 +66,11 @@ std::string config_text(const ModelFiles& files) {
                         {{"sliding_attention", rope_json(config.sliding_rope)},
                          {"full_attention", rope_json(config.full_rope)}}},
                        {"hidden_activation", "gelu_pytorch_tanh"},
-                       {"rms_norm_eps", config.rms_norm_eps},
+                       {"rms_norm_eps", norm_epsilon},
                        {"attn_logit_softcapping", nullptr},
                        {"final_logit_softcapping", nullptr},
                        {"tie_word_embeddings", config.tied_head},
                        {"use_cache", true}};
-  // As numbers of this size are written: 1e-06, not 9.9999999747524e-07.
-  json["rms_norm_eps"] = std::stod(fmt::format("{}", config.rms_norm_eps));
   if (config.final_logit_softcap) json["final_logit_softcapping"] = *config.final_logit_softcap;
   add_ids(files, json);
   return json.dump(2) + "\n";

@@ -84,7 +84,6 @@ DrafterChoice parse_drafter(std::string_view text) {
 }
 
 DrafterFactory load_drafter(const DrafterChoice& choice, const LoadedModel& target) {
-  using Kind = DrafterChoice::Kind;
   switch (choice.kind) {
     case DrafterChoice::Kind::kOff:
       return {};

@@ -58,6 +58,7 @@ struct EngineStats {
   double prefill_seconds = 0;  // steps that computed prompt tokens
   double decode_seconds = 0;   // the others
   int64_t decode_tokens = 0;   // drawn in decode steps
+  int64_t steps_ahead = 0;     // launched before the tokens in front of them were known
 };
 
 // The step loop: admit, plan, run, sample, commit, draft. On a device, the next step is on its way

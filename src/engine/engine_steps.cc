@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "engine/engine.h"
 #include "engine/engine_sequence.h"
 
@@ -59,6 +60,7 @@ void Engine::run_step(std::vector<TokenEvent>& events) {
     seconds += speculation_->round_seconds();
   }
   stats_.prompt_tokens += flight.prompt_tokens;
+  if (flight.ahead) ++stats_.steps_ahead;
   if (decoding) {
     stats_.decode_seconds += seconds;
     stats_.decode_tokens += num_drawn;
@@ -102,16 +104,13 @@ bool Engine::can_run_ahead(const Flight& flight) const {
   }
   // A recurrent state that is kept for the next request must not go past what that may go on from.
   if (options_.reuse_last && pool_.num_recurrent_groups() > 0) return false;
-  const bool will_admit =
-      !waiting_.empty() && static_cast<int64_t>(running_.size()) < options_.max_sequences;
-  if (will_admit) return false;
   size_t num_alive = 0;
   bool any_goes_on = false;
   for (size_t i = 0; i < flight.owners.size(); ++i) {
     const Sequence* sequence = flight.owners[i];
     if (sequence == nullptr) continue;
     ++num_alive;
-    if (sequence->cancelled || flight.plan.sequences[i].logits != WantedLogits::kLast ||
+    if (flight.plan.sequences[i].logits != WantedLogits::kLast ||
         sequence->state->length() != static_cast<int64_t>(sequence->tokens.size()) ||
         sequence->request.sampling.has_penalties()) {
       return false;
@@ -167,8 +166,14 @@ void Engine::drop_dead_flights() {
     if (std::any_of(owners.begin(), owners.end(), [](const Sequence* s) { return s != nullptr; })) {
       return;
     }
-    if (flights_.front().error.empty()) runner_.finish();
+    const bool launched = flights_.front().error.empty();
     flights_.pop_front();
+    if (!launched) continue;
+    try {
+      runner_.finish();
+    } catch (const Error& error) {
+      spdlog::debug("a step that nobody waits for failed: {}", error.what());
+    }
   }
 }
 

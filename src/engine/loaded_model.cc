@@ -45,7 +45,7 @@ LoadedModel LoadedModel::load(std::string_view model, const LoadOptions& options
     Placement placement(options.device, options.offloaded, loaded.placed_);
     loaded.model_->place(placement);
     loaded.model_->use_streamer(placement.streamer());
-    if (options.read_ahead && spdlog::should_log(spdlog::level::debug)) {
+    if (spdlog::should_log(spdlog::level::debug)) {
       const cuda::DeviceRoom room = cuda::device_room(options.device.index);
       spdlog::debug("{}: {} bytes of parameters on the device, of which {} bytes are in use",
                     loaded.origin_, loaded.placed_.bytes, room.total_bytes - room.free_bytes);

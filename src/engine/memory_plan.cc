@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runner/runner.h"
 #include "tensor/cuda/device_memory.h"
 #include "tensor/cuda/stream_memory.h"
 
@@ -169,8 +170,10 @@ class CudaMemory : public DeviceMemory {
   // The workspace grows by pieces.
   int64_t workspace_bytes(const Model& model, const StepSize& step) const override {
     constexpr int64_t kPiece = cuda::GrowingMemory::kPieceBytes;
+    // Logits that penalties and biases change are put aside meanwhile.
+    const auto edited = static_cast<int64_t>(kFloat) * step.logits_rows * model.vocab_size();
     const int64_t bytes = activation_bytes(model, step, device_input_bytes(step.precision)) +
-                          split_bytes(model, step) + step.logits_rows * kSummaryBytes;
+                          split_bytes(model, step) + step.logits_rows * kSummaryBytes + edited;
     return (bytes + kPiece - 1) / kPiece * kPiece;
   }
 
@@ -182,14 +185,16 @@ class CudaMemory : public DeviceMemory {
                   const StepSize& step) const override {
     plan.add(MemoryKind::kFixed, name + "tables and library workspace",
              cuda::kStreamTableBytes + cuda::kStreamLibraryBytes + (int64_t{2} << 20));
-    plan.add(MemoryKind::kFixed, name + "graphs",
-             step.sequences * model.num_layers() * kGraphLayerBytes);
+    // One for each number of sequences and each length that tables of pages grow to.
+    const int64_t graphs = std::min<int64_t>(Runner::kMostGraphs, kTableSizes * step.sequences);
+    plan.add(MemoryKind::kFixed, name + "graphs", graphs * model.num_layers() * kGraphLayerBytes);
   }
 
  private:
   // Measured: see docs/memory.md.
   static constexpr int64_t kContextBytes = int64_t{592} << 20;
   static constexpr int64_t kGraphLayerBytes = int64_t{64} << 10;
+  static constexpr int64_t kTableSizes = 10;
 };
 
 }  // namespace

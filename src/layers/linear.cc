@@ -1,5 +1,6 @@
 #include "layers/linear.h"
 
+#include "base/check.h"
 #include "ops/linear/linear.h"
 #include "tensor/cuda/stream_state.h"
 
@@ -24,6 +25,7 @@ void Linear::run_to(StepContext& step, const LinearInput& x, const TensorView& y
 }
 
 TensorView observed_input(const LinearInput& x) {
+  BRAID_CHECK(x.token_codes.rank() == 0, "inputs of int8 codes cannot be observed");
   // On a device x is not what it was prepared from.
   if (x.x.device().is_cpu() || x.packed.empty()) return x.x;
   return x.packed.columns(0, x.x.dim(1));

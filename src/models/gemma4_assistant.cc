@@ -151,6 +151,14 @@ int64_t Gemma4Assistant::donor_layer(int64_t layer) const {
 void Gemma4Assistant::place(Placement& placement) {
   placement.place(pre_projection_, post_projection_, final_norm_, sliding_rope_, full_rope_);
   if (has_ordered_head()) {
+    // What top_k_experts() takes there.
+    if (!placement.device().is_cpu() &&
+        (config_.top_k_centroids > 32 || config_.num_centroids > 2048)) {
+      throw Error(
+          "an ordered head that chooses {} of {} groups: a CUDA device takes up to 32 of "
+          "2048; use --device cpu or another drafter",
+          config_.top_k_centroids, config_.num_centroids);
+    }
     placement.place(ordered_head_);
   } else {
     placement.place(head_);

@@ -4,7 +4,7 @@
 #include <variant>
 
 #include "base/check.h"
-#include "tensor/cuda/stream_state.h"
+#include "tensor/step_tables.h"
 
 namespace braid {
 namespace {
@@ -35,22 +35,6 @@ CacheOptions cache_options(const CalibrationTokens& tokens, bool keeps_all, Devi
           .max_sequence_tokens = tokens.length,
           .max_step_tokens = tokens.length};
 }
-
-// The tables that ops put on a CUDA device are shared by the ops of a batch.
-class BatchTables {
- public:
-  explicit BatchTables(Stream& stream) : stream_(stream) {
-    if (!stream_.is_cpu()) stream_.cuda().begin_step();
-  }
-  ~BatchTables() {
-    if (!stream_.is_cpu()) stream_.cuda().end_step();
-  }
-  BatchTables(const BatchTables&) = delete;
-  BatchTables& operator=(const BatchTables&) = delete;
-
- private:
-  Stream& stream_;
-};
 
 }  // namespace
 
@@ -146,7 +130,7 @@ void CalibrationPass::embed() {
   for (const Batch& batch : batches_) {
     const Workspace::Scope scope(workspace_);
     StepContext step = step_of(batch);
-    const BatchTables tables(stream_);
+    const StepTables tables(stream_);
     copy(model_.embed(step), hidden_of(batch));
   }
 }
@@ -157,7 +141,7 @@ void CalibrationPass::run_batch(const Batch& batch, int64_t layer, const TensorV
   const StepContext::LayerRange range{.begin = layer, .end = layer + 1, .x = x};
   step.layers = &range;
   step.product_observer = observer;
-  const BatchTables tables(stream_);
+  const StepTables tables(stream_);
   try {
     model_.forward(step);
   } catch (const Enough&) {

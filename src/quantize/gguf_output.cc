@@ -130,6 +130,12 @@ void fit_plans_to_layout(const GgufLayout& layout, const WeightMap& weights,
           throw Error("{}: tensor {}: type {} cannot be written as GGUF", weights.origin(),
                       printable(name), plan.source_type);
         }
+        if (weight.format != weights.find(tensor.sources.front())->weight.format) {
+          throw Error(
+              "{}: experts of a layer make one tensor of a GGUF file, but are stored in different "
+              "types",
+              printable(name));
+        }
         const QuantFormat* kept = kept_format(tensor, weight);
         if (kept != weight.format) plan.kept_as = kept->name;
       } else if (moves_columns(tensor) && tensor.column_run % plan.format->block_elements != 0) {

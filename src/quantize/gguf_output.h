@@ -27,7 +27,6 @@ class GgufOutput {
              const WeightMap& source, const std::map<std::string, Weight, std::less<>>& quantised);
 
   int64_t bytes() const;  // of all tensors
-  int64_t num_tensors() const { return static_cast<int64_t>(declarations_.size()); }
   // Names of tensors that the source has not.
   std::vector<std::string> added() const;
 

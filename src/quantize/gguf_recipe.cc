@@ -23,11 +23,11 @@ constexpr std::array kSchemes = {
     GgufScheme{"f32", FormatId::kF32, FormatId::kF32, FormatId::kF32, 0},
 };
 
-// The first and the last eighth of the layers, and of those between each third one: as llama.cpp's
-// mix Q4_K_M has it.
+// The first and the last eighth of the layers, and of those between each third one: the rule of
+// llama.cpp's mix Q4_K_M, by the layer's number.
 bool in_sensitive_layer(int64_t layer, int64_t num_layers) {
   const int64_t eighth = num_layers / 8;
-  return layer < eighth || layer >= num_layers - eighth || (layer - eighth) % 3 == 2;
+  return layer < eighth || layer >= 7 * num_layers / 8 || (layer - eighth) % 3 == 2;
 }
 
 bool is_sensitive(std::string_view name) {

@@ -59,8 +59,9 @@ struct TensorPlan {
   int64_t rows() const { return shape.num_elements() / cols(); }
 };
 
-// The grid of a quantised tensor's format. Throws Error for formats without.
+// Whether a quantised tensor's format has a grid.
 bool has_grid(const TensorPlan& tensor);
+// Throws Error for formats without.
 RoundingGrid grid_of(const TensorPlan& tensor);
 
 // Of the decoder, as the tensors' names tell.

@@ -195,10 +195,10 @@ class Quantizer {
 
  private:
   static ModelFiles open(const fs::path& path, const QuantizeOptions& options) {
-    if (options.dummy_weights) return open_dummy(path, options.dummy_seed);
-    ModelFiles files = ModelFiles::open(path);
     const bool to_gguf = options.file_format == QuantizedFileFormat::kGguf;
     if (to_gguf != options.recipe.gguf) throw Error("recipe.gguf must be {}", to_gguf);
+    if (options.dummy_weights) return open_dummy(path, options.dummy_seed);
+    ModelFiles files = ModelFiles::open(path);
     if (files.is_packed()) {
       throw Error("{}: is packed for speed; give the model it was made from", path.string());
     }
@@ -577,6 +577,9 @@ QuantizeResult quantize_model(const fs::path& model, const fs::path& out,
                               const QuantizeOptions& options) {
   if (options.method == QuantizeMethod::kGptq && calibration.sequences.empty()) {
     throw Error("GPTQ needs calibration text");
+  }
+  if (options.file_format == QuantizedFileFormat::kGguf && fs::is_directory(out)) {
+    throw Error("{}: is a folder; give the name of a file", out.string());
   }
   return Quantizer(model, out, calibration, pool, options).run();
 }

@@ -57,7 +57,7 @@ struct QuantizeOptions {
 };
 
 struct PhaseTimes {
-  double load = 0;  // of weights, to a device
+  double load = 0;  // of weights: expanded, or to a device
   double forward = 0, hessian = 0, factor = 0, round = 0, compare = 0, pack = 0, write = 0,
          total = 0;
   double hessian_operations = 0;

@@ -212,7 +212,7 @@ std::string notes(const QuantizeReport& report) {
 
 std::string times_table(const PhaseTimes& times) {
   std::string text = "\n## Time\n\n| phase | seconds |\n|---|---|\n";
-  const std::pair<const char*, double> phases[] = {{"weights to the device", times.load},
+  const std::pair<const char*, double> phases[] = {{"loading weights", times.load},
                                                    {"layers on the calibration", times.forward},
                                                    {"Hessians", times.hessian},
                                                    {"their factors", times.factor},

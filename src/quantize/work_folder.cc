@@ -191,6 +191,7 @@ void WorkFolder::publish() {
 
 void WorkFolder::publish_files(
     const std::vector<std::pair<std::string, std::filesystem::path>>& files) {
+  refuse_existing(out_);
   for (const auto& [name, path] : files) {
     if (::rename((path_ / kOutputName / name).c_str(), path.c_str()) != 0) {
       throw Error("{}: cannot put the file in place: {}", path.string(), std::strerror(errno));

@@ -102,7 +102,6 @@ StepResult Runner::launch(const StepPlan& plan, const RunOptions& options) {
   Flight& flight = flights_[num_launched_ % kMostFlights];
   step_scope_.reset();
   flight.rows.clear();
-  flight.drawn.clear();
   flight.result = {};
   check_tokens(plan, model_.vocab_size(), max_step_tokens());
 

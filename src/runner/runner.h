@@ -93,9 +93,11 @@ class Runner {
   // is done: launch() queues it, and tells if there was no room; finish() waits for the oldest step
   // that is on its way, of at most kMostFlights. launch() is done with the plan and the options
   // when it returns, except for backbone_hidden. Tokens are committed, where the plan says so, when
-  // launched. Of a result, only rows and drawn tokens outlive the launch of the next step; that of
-  // the one after it ends them, too.
+  // launched. Of a result, only rows and drawn tokens outlive the launch of a step that was
+  // launched before their own finish(); any other launch ends them.
   static constexpr int kMostFlights = 2;
+  // Kept at a time, those used last.
+  static constexpr size_t kMostGraphs = 64;
   StepResult launch(const StepPlan& plan, const RunOptions& options);
   StepResult finish();
   int num_in_flight() const { return static_cast<int>(num_launched_ - num_finished_); }
@@ -153,7 +155,6 @@ class Runner {
     Outputs outputs;
     size_t used_bytes = 0;  // of the workspace, after the step
   };
-  static constexpr size_t kMostGraphs = 64;
   std::list<Graph> graphs_;  // the one used last in front
   std::vector<size_t> shape_;
 

@@ -120,7 +120,11 @@ TEST_P(DemoSpeculationTest, OrdinaryModeOfADeviceBringsAllTokens) {
   int same = 0;
   for (size_t i = 0; i < replies.size(); ++i) {
     EXPECT_EQ(replies[i].error, "");
-    EXPECT_FALSE(replies[i].tokens.empty());
+    if (replies[i].finish == FinishReason::kLength) {
+      EXPECT_EQ(std::ssize(replies[i].tokens), requests_[i].max_new_tokens);
+    } else {
+      EXPECT_EQ(replies[i].finish, FinishReason::kStop);
+    }
     same += replies[i].tokens == plain[i].tokens;
   }
   EXPECT_GT(stats.num_accepted(), 0);

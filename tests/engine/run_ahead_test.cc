@@ -23,7 +23,7 @@ using testing::run_alone;
 struct Case {
   const char* name;
   const char* model;
-  bool cuda;
+  bool cuda, recurrent;
 };
 
 class RunAheadTest : public ::testing::TestWithParam<Case> {
@@ -53,6 +53,7 @@ class RunAheadTest : public ::testing::TestWithParam<Case> {
 
 TEST_P(RunAheadTest, ChangesNoReply) {
   FreshRandom random;
+  int64_t steps_ahead = 0;
   for (int round = 0; round < 6; ++round) {
     EngineOptions plain_options = options(false), ahead_options = options(true);
     plain_options.max_sequences = ahead_options.max_sequences = random.integer(1, 5);
@@ -95,7 +96,10 @@ TEST_P(RunAheadTest, ChangesNoReply) {
     }
     testing::expect_all_pages_free(ahead);
     if (HasFailure()) return;
+    EXPECT_EQ(plain.stats().steps_ahead, 0);
+    steps_ahead += ahead.stats().steps_ahead;
   }
+  EXPECT_GT(steps_ahead, 0);
 }
 
 TEST_P(RunAheadTest, LogprobsComeWithTheTokens) {
@@ -169,14 +173,16 @@ TEST_P(RunAheadTest, AReusedCacheChangesNoToken) {
     history.insert(history.end(), reply.tokens.begin(), reply.tokens.end());
   }
   EXPECT_GT(engine.stats().reused_tokens, 0);
+  // A recurrent state that is kept must not go past what the next request may go on from.
+  EXPECT_EQ(engine.stats().steps_ahead > 0, !GetParam().recurrent);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, RunAheadTest,
-    ::testing::Values(Case{"window", "gguf/gemma4_moe_bf16.gguf", false},
-                      Case{"recurrent", "gguf/qwen3_5_moe_mtp_q8_0.gguf", false},
-                      Case{"cuda_window", "gguf/gemma4_moe_bf16.gguf", true},
-                      Case{"cuda_recurrent", "gguf/qwen3_5_moe_mtp_q8_0.gguf", true}),
+    ::testing::Values(Case{"window", "gguf/gemma4_moe_bf16.gguf", false, false},
+                      Case{"recurrent", "gguf/qwen3_5_moe_mtp_q8_0.gguf", false, true},
+                      Case{"cuda_window", "gguf/gemma4_moe_bf16.gguf", true, false},
+                      Case{"cuda_recurrent", "gguf/qwen3_5_moe_mtp_q8_0.gguf", true, true}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

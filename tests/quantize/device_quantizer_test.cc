@@ -74,11 +74,13 @@ TEST(DeviceQuantizer, ErrorsAreThoseOfTheCpu) {
       options.precision = precision;
       const QuantizeResult result = quantize_model(tiny(name), out, tokens, pool, options);
       options.device = {};
-      EXPECT_GT(result.times.load, 0);
       int64_t compared = 0;
       for (const auto& [tensor, found] : tensors_of(out)) {
         const nlohmann::json& other = expected.at(tensor);
         EXPECT_EQ(found["to"], other["to"]) << tensor;
+        if (tensor.find("experts") == std::string::npos) {
+          EXPECT_EQ(found.contains("output_error"), other.contains("output_error")) << tensor;
+        }
         if (!found.contains("output_error") || !other.contains("output_error")) continue;
         ++compared;
         // Tokens near a tie go to other experts.

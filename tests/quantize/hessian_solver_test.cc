@@ -17,7 +17,7 @@ namespace {
 // What the tensor cores leave out of products of float32 split in two (hessian_solver.h).
 constexpr double kSplitLoss = 0x1p-15;
 
-// Calls `visit` with what a test runs with: both kinds of products on a device.
+// Both kinds of products on a device.
 class HessianSolverTest : public OpTest {
  protected:
   std::vector<bool> exactness() const {

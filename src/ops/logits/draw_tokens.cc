@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "base/check.h"
 #include "ops/cuda/token_ops.h"
@@ -48,8 +47,9 @@ void draw_tokens(Stream& stream, Workspace& workspace, const TensorView& logits,
   });
   if (!stream.is_cpu()) return cuda::draw_tokens(stream, workspace, logits, rules, drawn);
   stream.pool().parallel_for(num_rules, 1, [&](int64_t begin, int64_t end, int) {
-    RowDrawer drawer;
-    DrawnToken token;
+    // Scratch of the size of a vocabulary; results depend on the arguments alone.
+    thread_local RowDrawer drawer;
+    thread_local DrawnToken token;
     for (int64_t i = begin; i < end; ++i) {
       const DrawRule& rule = rules[i];
       drawer.draw({logits.row<float>(rule.row), static_cast<size_t>(width)}, rule, token);

@@ -53,7 +53,6 @@ class PinnedBlocks : public HostBlocks {
 
   std::byte* host(int block) const override { return blocks_.at(block).host; }
   std::byte* slot(int block) const override { return slots_[block % slots_.size()].data(); }
-  int num_blocks() const override { return static_cast<int>(blocks_.size()); }
 
   void begin(StreamState& stream, int first, int end) override {
     end_ = end;

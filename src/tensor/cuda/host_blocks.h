@@ -21,7 +21,6 @@ class HostBlocks {
   virtual std::byte* host(int block) const = 0;
   // Where kernels find it.
   virtual std::byte* slot(int block) const = 0;
-  virtual int num_blocks() const = 0;
 
   virtual void begin(StreamState& stream, int first, int end) = 0;
   virtual void wait(StreamState& stream, int block) = 0;

@@ -16,11 +16,9 @@
 namespace braid::cuda {
 namespace {
 
-constexpr size_t kTableBytes = size_t{16} << 20;
+constexpr size_t kTableBytes = kStreamTableBytes, kLibraryBytes = kStreamLibraryBytes;
 constexpr size_t kTableAlignment = 256;
 constexpr size_t kStagings = 2;
-constexpr size_t kLibraryBytes = size_t{32} << 20;
-static_assert(kTableBytes == kStreamTableBytes && kLibraryBytes == kStreamLibraryBytes);
 
 size_t ceil_to(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
@@ -152,7 +150,9 @@ class DeviceStream : public StreamState {
                                    : ceil_to(bytes, kTableAlignment);
     if (padded > kTableBytes - used_) {
       if (in_step_ || padded > kTableBytes) {
-        call_failed("cuda", 0, "table", "a step's tables do not fit; use a smaller --batch-tokens");
+        call_failed("cuda", 0, "table",
+                    "a step's tables do not fit; use a smaller --batch-tokens, fewer sequences or "
+                    "fewer drafts");
       }
       recycle();
     }

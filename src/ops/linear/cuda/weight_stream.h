@@ -91,7 +91,8 @@ struct StreamPlan {
 // Whether a stack of matrices [.., rows, cols] with inputs of `packed` can be.
 bool can_stream(Stream& stream, const Products& products);
 
-// A plan without phases. tokens: of what is not routed; experts: of what is, with their pairs.
+// A plan without phases, of these weights' format and layout; tokens, pairs, experts and offsets
+// are the caller's to set.
 StreamPlan stream_plan(const Products& products);
 // Tiles of eight tokens that meet weights together; of experts by the average.
 int stream_token_tiles(const StreamPlan& plan, int tokens, int experts);

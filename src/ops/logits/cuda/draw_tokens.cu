@@ -70,7 +70,7 @@ struct Winner {
   int32_t token;
 };
 
-// A mass in three parts, each of which may be added up in 32 bits: there are no faster additions in
+// A mass in four parts, each of which may be added up in 32 bits: there are no faster additions in
 // shared memory.
 constexpr int kMassParts = 4;
 constexpr int kPartBits = 12;
