@@ -446,6 +446,9 @@ void mlps(Machine& m, const Format& layout) {
           calls.push_back({Activation::kGeluTanh, &expert_gate, &none, &expert_down, &input,
                            &groups, expert_out});
         }
+        if (gated_mlps(m.stream, workspace, calls)) return;
+        GatedMlpCall& last = calls.back();
+        last.out = TensorView(last.out.raw(), DType::kBF16, last.out.shape(), device);
         done = gated_mlps(m.stream, workspace, calls) && done;
       });
       std::printf(" |%3ld: %6.1f %3.0f%%%s", tokens, us,

@@ -27,12 +27,20 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
                           {activation_, joined ? &weights_.gate_up : &weights_.gate, &weights_.up,
                            &down, &x, &outputs.groups, outputs.rows}};
   calls[0].early = true;  // the routing has been queued since
-  if (step.product_observer == nullptr && gated_mlps(stream, workspace, calls)) return outputs;
-
+  const TensorView exact = outputs.rows;
+  const TensorView rounded(exact.raw(), DType::kBF16, exact.shape(), exact.device());
+  const auto in_one_pass = [&](size_t first) {
+    if (step.product_observer != nullptr || stream.is_cpu()) return false;
+    for (const TensorView& rows : {exact, rounded}) {
+      calls[1].out = outputs.rows = rows;
+      if (gated_mlps(stream, workspace, std::span(calls).subspan(first))) return true;
+    }
+    outputs.rows = exact;
+    return false;
+  };
+  if (in_one_pass(0)) return outputs;
   beside.mlp.run(step, beside.x, beside.out);
-  if (step.product_observer == nullptr && gated_mlps(stream, workspace, std::span(calls + 1, 1))) {
-    return outputs;
-  }
+  if (in_one_pass(1)) return outputs;
   const TensorView& offsets = outputs.groups.offsets;
   const LinearInput sorted = gather_input(stream, workspace, x, outputs.groups.tokens);
   const int64_t width = down.cols();

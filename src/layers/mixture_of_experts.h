@@ -28,7 +28,7 @@ class MixtureOfExperts {
 
   // What the chosen experts make of each token, before they are combined.
   struct Outputs {
-    TensorView rows;  // [tokens · top_k, hidden], sorted by expert
+    TensorView rows;  // [tokens · top_k, hidden], sorted by expert; see gated_mlps() for its type
     ExpertGroups groups;
     TensorView experts, weights;  // [tokens, top_k]
   };

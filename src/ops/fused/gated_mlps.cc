@@ -55,8 +55,9 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
   const OpScope op(stream, "gated_mlps", calls[0].gate->format->name,
                    [&] { return work_of(calls); });
   if (calls[0].x->token_codes.rank() == 2) return cuda::int8_mlps(stream, workspace, calls);
-  return cuda::gated_mlps(stream, workspace, calls) ||
-         (calls.size() == 1 && cuda::wide_gated_mlp(stream, workspace, calls[0]));
+  const bool rounds = calls.back().out.dtype() == DType::kBF16;
+  if (!rounds) return cuda::gated_mlps(stream, workspace, calls);
+  return calls.size() == 1 && cuda::wide_gated_mlp(stream, workspace, calls[0]);
 }
 
 }  // namespace braid

@@ -18,16 +18,18 @@ struct GatedMlpCall {
   const LinearInput* x;  // [tokens, hidden]
   // Of experts: who meets whom. Null: every token.
   const ExpertGroups* groups;
-  TensorView out;  // [tokens, hidden], or [pairs, hidden] sorted by expert
+  TensorView out;  // [tokens, hidden], or [pairs, hidden] sorted by expert. See gated_mlps().
   // x was complete before the last op that was queued began. (Every kernel that overlaps with the
   // one in front of it waits for it before it lets the next one begin.) It need not be waited for.
   bool early = false;
 };
 
 // At most one call without groups and one with, as one pass over their weights, where the device
-// has that for their formats and sizes; the inputs of W_down are then rounded as x is. False:
-// nothing was done, and the single ops are the way. The results differ from theirs only in the
-// order of sums.
+// has that for their formats and sizes; the inputs of W_down are then rounded as x is. `out` is
+// float32; of experts, in the last call, it may be bfloat16, to which results are then rounded,
+// once: passes for many tokens of experts have only that, others and those of a deterministic
+// stream only float32. False: nothing was done, and the other type or the single ops are the way.
+// The results differ from theirs in the order of sums, and in that rounding.
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
 
 }  // namespace braid

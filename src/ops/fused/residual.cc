@@ -112,7 +112,8 @@ void combine_with_dense(Stream& stream, Workspace& workspace, const TensorView& 
     const OpScope op(stream, "combine_with_dense", [&] {
       const double elements = static_cast<double>(dense.num_elements());
       const double k = static_cast<double>(experts.dim(1));
-      return OpWork{.activation_bytes = 4 * (k + 2) * elements,
+      const double pair_bytes = expert_outputs.dtype() == DType::kBF16 ? 2 : 4;
+      return OpWork{.activation_bytes = (pair_bytes * k + 8) * elements,
                     .operations = (2 * k + 9) * elements};
     });
     return cuda::combine_with_dense(stream, expert_outputs, groups, experts, weights, norms, dense);

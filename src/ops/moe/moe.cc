@@ -169,11 +169,14 @@ void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& gr
               to_string(experts.shape()));
   const int64_t width = out.dim(1);
   const OpScope op(stream, "combine_experts", [&] {
-    return OpWork{.activation_bytes = 4.0 * static_cast<double>((num_pairs + out.dim(0)) * width),
+    const double pair_bytes = y.dtype() == DType::kBF16 ? 2 : 4;
+    return OpWork{.activation_bytes = pair_bytes * static_cast<double>(num_pairs * width) +
+                                      4.0 * static_cast<double>(out.dim(0) * width),
                   .operations = 2.0 * static_cast<double>(num_pairs * width)};
   });
   if (out.empty()) return;
   if (!stream.is_cpu()) return cuda::combine_experts(stream, y, groups, experts, weights, out);
+  BRAID_CHECK(y.dtype() == DType::kF32, "rounded rows on the CPU");
   const MoeKernels& kernels = BRAID_KERNELS(kMoeKernels);
   split_rows(stream, out.dim(0), width * k, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {

@@ -39,7 +39,7 @@ ExpertGroups route_to_experts(Stream& stream, Workspace& workspace, const Tensor
                               RouterSoftmax softmax = RouterSoftmax::kChosen);
 
 // out[t] = Σ_choice weights[t, choice] · y[place of (t, choice)], summed by ascending expert.
-// y: [tokens · k, width]; out: [tokens, width].
+// y: [tokens · k, width], on CUDA devices also bfloat16; out: [tokens, width].
 void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& groups,
                      const TensorView& experts, const TensorView& weights, const TensorView& out);
 

@@ -185,6 +185,41 @@ TEST_P(FusedInputTest, ExpertsAreCombinedWithTheDenseBranch) {
   }
 }
 
+TEST_P(FusedInputTest, RoundedRowsOfExpertsAreCombinedAsTheNumbersThatTheyAre) {
+  if (!on_cuda()) GTEST_SKIP() << "for devices";
+  constexpr int64_t kChoices = 5, kExperts = 11;
+  for (const int64_t tokens : {1, 7, 300}) {
+    for (const int64_t width : {64, 516, 2816, 5120}) {
+      Workspace::Scope scope(workspace);
+      Tensor experts(DType::kI32, {tokens, kChoices}, device);
+      for (int64_t t = 0; t < tokens; ++t) {
+        const auto first = static_cast<int32_t>(random.integer(0, kExperts - 1));
+        for (int64_t i = 0; i < kChoices; ++i) {
+          experts.view().row<int32_t>(t)[i] = static_cast<int32_t>((first + 4 * i) % kExperts);
+        }
+      }
+      PaddedTensor weights({tokens, kChoices}, 0), y({tokens * kChoices, width}, 0);
+      PaddedTensor dense({tokens, width}, 4), expected({tokens, width}, 4);
+      const Tensor rounded(DType::kBF16, {tokens * kChoices, width}, device);
+      weights.fill_normal(random);
+      for (int64_t i = 0; i < y.view().num_elements(); ++i) {
+        const BFloat16 value = to_bfloat16(random.normal());
+        static_cast<BFloat16*>(rounded.view().raw())[i] = value;
+        y.row(0)[i] = to_float(value);
+      }
+      dense.fill_normal(random);
+      expected.copy_from(dense);
+      const Tensor dense_norm = random_weight(width), experts_norm = random_weight(width);
+      const NormedBranches norms{dense_norm.view(), experts_norm.view(), 1e-6f};
+      const ExpertGroups groups = group_by_expert(stream, workspace, experts, kExperts);
+      combine_with_dense(stream, workspace, rounded, groups, experts, weights, norms, dense);
+      combine_with_dense(stream, workspace, y, groups, experts, weights, norms, expected);
+      EXPECT_TRUE(dense.gaps_untouched());
+      EXPECT_EQ(dense.bits(), expected.bits()) << tokens << " × " << width;
+    }
+  }
+}
+
 TEST_P(FusedInputTest, GatheredRowsAreThoseOfTheInput) {
   for (const int64_t tokens : {1, 6}) {
     for (const int64_t width : kWidths) {

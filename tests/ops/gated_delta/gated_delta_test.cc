@@ -150,7 +150,8 @@ TEST_P(GatedDeltaTest, RoundedChunksAtRealDimensions) {
       fill_state(store, 1);
       store.copy_slot(0, 2);
       store.copy_slot(1, 3);
-      const PaddedTensor a = output(p), b = output(p);
+      const Shape shape{p.tokens(), p.dims.value_heads(), p.dims.value_dim};
+      const PaddedTensor a(shape, 1), b(shape, 2 * random.integer(0, 2));
       const bool fresh = random.integer(0, 1) == 1;
       // Beside a sequence of few rows, which is not rounded.
       const auto run_both = [&](int32_t slot, GatedDeltaForm form, const PaddedTensor& out) {

@@ -203,6 +203,31 @@ TEST_P(MoeTest, CombinesByAscendingExpert) {
   }
 }
 
+TEST_P(MoeTest, RoundedRowsAreCombinedAsTheNumbersThatTheyAre) {
+  if (!on_cuda()) GTEST_SKIP() << "for devices";
+  for (const int64_t width : {4, 16, 100, 1028, 2048}) {
+    for (const int64_t tokens : {1, 3, 300}) {
+      Workspace::Scope scope(workspace);
+      constexpr int64_t kChoices = 5;
+      const Tensor experts = random_experts(tokens, kChoices, 11);
+      const ExpertGroups groups = group_by_expert(stream, workspace, experts, 11);
+      const Tensor rounded(DType::kBF16, {tokens * kChoices, width}, device);
+      PaddedTensor y({tokens * kChoices, width}, 0), weights({tokens, kChoices}, 0);
+      PaddedTensor out({tokens, width}, 4), expected({tokens, width}, 0);
+      weights.fill_normal(random);
+      for (int64_t i = 0; i < y.view().num_elements(); ++i) {
+        const BFloat16 value = to_bfloat16(random.normal());
+        static_cast<BFloat16*>(rounded.view().raw())[i] = value;
+        y.row(0)[i] = to_float(value);
+      }
+      combine_experts(stream, rounded, groups, experts, weights, out);
+      combine_experts(stream, y, groups, experts, weights, expected);
+      EXPECT_TRUE(out.gaps_untouched());
+      EXPECT_EQ(out.bits(), expected.bits()) << tokens << " × " << width;
+    }
+  }
+}
+
 BRAID_INSTANTIATE_PER_TARGET(MoeTest);
 
 }  // namespace

@@ -15,7 +15,11 @@ constexpr int64_t kWidthMultiple = 32;
 bool fits(Stream& stream, const GatedMlpCall& call) {
   const int64_t width = call.down->cols();
   const auto reads = [&](const Weight& w) { return w.empty() || reads_token_codes(w, *call.x); };
-  return reads(*call.gate) && reads(*call.up) && reads(*call.down) && width % kWidthMultiple == 0 &&
+  // Experts' results are rounded, or the sums over them would read twice as much.
+  const bool rounds = call.groups != nullptr && !stream.cuda().deterministic();
+  return call.out.dtype() == (rounds ? DType::kBF16 : DType::kF32) &&
+         (!rounds || (call.down->rows() % 16 == 0 && call.out.row_stride() % 4 == 0)) &&
+         reads(*call.gate) && reads(*call.up) && reads(*call.down) && width % kWidthMultiple == 0 &&
          width <= kMostTokenCodes && (call.groups != nullptr || width <= kMostDenseWidth) &&
          has_int8_products(stream);
 }
@@ -24,7 +28,11 @@ void run(Stream& stream, Workspace& workspace, const GatedMlpCall& call) {
   const int64_t width = call.down->cols(), rows = call.out.dim(0);
   const auto of = [&](const Weight& w, const LinearInput& x, const TensorView& y) {
     Int8Products products = int8_products_of(w, x);
-    products.y = y.data<float>();
+    if (y.dtype() == DType::kBF16) {
+      products.rounded = static_cast<uint16_t*>(y.raw());
+    } else {
+      products.y = y.data<float>();
+    }
     products.y_stride = y.row_stride();
     products.tokens = static_cast<int>(rows);
     if (call.groups == nullptr) return products;

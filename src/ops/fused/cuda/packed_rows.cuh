@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/row_vectors.cuh"
 #include "ops/linear/cuda/products.h"
 
 namespace braid::cuda {
@@ -14,6 +15,26 @@ __device__ __forceinline__ void store_rounded(uint16_t* row, int i, float4 v) {
   const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y),
                                    __floats2bfloat162_rn(v.z, v.w)};
   *reinterpret_cast<uint2*>(row + i) = *reinterpret_cast<const uint2*>(pairs);
+}
+
+// Elements [i, i + 4) of a row of rounded ones, at a multiple of 8 bytes.
+__device__ __forceinline__ float4 load_rounded(const uint16_t* row, int i) {
+  const uint2 v = *reinterpret_cast<const uint2*>(row + i);
+  return {__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
+          __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u)};
+}
+inline Rows<const uint16_t> rounded_rows_of(const TensorView& view) {
+  return {static_cast<const uint16_t*>(view.raw()), view.row_stride()};
+}
+// load4() of rows of either type; rounded ones are aligned.
+template <bool kAligned>
+__device__ __forceinline__ float4 load4_of(const float* row, int i, int width) {
+  return load4<kAligned>(row, i, width);
+}
+template <bool kAligned>
+__device__ __forceinline__ float4 load4_of(const uint16_t* row, int i, int width) {
+  static_assert(kAligned);
+  return i < width ? load_rounded(row, i) : float4{0, 0, 0, 0};
 }
 
 // Room for rows of `cols` bfloat16 that end in zeros, as the products take them.

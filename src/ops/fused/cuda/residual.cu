@@ -129,8 +129,9 @@ void launch_branch(Stream& stream, const BranchArguments& args, int64_t tokens) 
   }
 }
 
+template <typename Y>
 struct CombineArguments {
-  Rows<const float> y;
+  Rows<const Y> y;
   const int32_t* places;
   Rows<const float> weights;
   const float* dense_norm;
@@ -141,9 +142,9 @@ struct CombineArguments {
 };
 
 // The sums are those of combine_experts and rms_norm.
-template <bool kAligned, int kVectors>
+template <bool kAligned, int kVectors, typename Y>
 __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads, kVectors == 2 ? 2 : 1)
-    combine_kernel(const __grid_constant__ CombineArguments args) {
+    combine_kernel(const __grid_constant__ CombineArguments<Y> args) {
   __shared__ int sorted_places[kMaxChoices];
   __shared__ float sorted_weights[kMaxChoices];
   const auto element = [](int j) { return 4 * (j * blockDim.x + threadIdx.x); };
@@ -173,11 +174,11 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads, kVectors 
   __syncthreads();
 #pragma unroll(kVectors == 8 ? 1 : 4)
   for (int n = 0; n < args.k; ++n) {
-    const float* y = args.y[sorted_places[n]];
+    const Y* y = args.y[sorted_places[n]];
     const float weight = sorted_weights[n];
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      const float4 term = times(load4<kAligned>(y, element(j), args.width), weight);
+      const float4 term = times(load4_of<kAligned>(y, element(j), args.width), weight);
       sum[j] = n == 0 ? term : plus(sum[j], term);
     }
   }
@@ -260,33 +261,41 @@ void combine_with_dense(Stream& stream, const TensorView& expert_outputs,
                         const ExpertGroups& groups, const TensorView& experts,
                         const TensorView& weights, const NormedBranches& norms,
                         const TensorView& dense) {
-  const CombineArguments args{.y = rows_of<const float>(expert_outputs),
-                              .places = groups.places.data<int32_t>(),
-                              .weights = rows_of<const float>(weights),
-                              .dense_norm = norms.dense_norm.data<float>(),
-                              .experts_norm = norms.experts_norm.data<float>(),
-                              .epsilon = norms.epsilon,
-                              .dense = rows_of<float>(dense),
-                              .k = static_cast<int>(experts.dim(1)),
-                              .width = static_cast<int>(dense.dim(1))};
-  BRAID_CHECK(args.k <= kMaxChoices && args.width <= 8 * 4 * kMostThreads,
-              "{} experts a token, rows of {}", args.k, args.width);
+  const int width = static_cast<int>(dense.dim(1)), k = static_cast<int>(experts.dim(1));
+  BRAID_CHECK(k <= kMaxChoices && width <= 8 * 4 * kMostThreads, "{} experts a token, rows of {}",
+              k, width);
   const bool aligned = rows_are_aligned(expert_outputs, dense) &&
                        aligned_weights(norms.dense_norm) && aligned_weights(norms.experts_norm);
-  with_alignment(aligned, [&](auto constant) {
-    constexpr bool kAligned = decltype(constant)::value;
+  const auto combine = [&]<typename Y, bool kAligned>(Rows<const Y> y,
+                                                      std::bool_constant<kAligned>) {
+    const CombineArguments<Y> args{.y = y,
+                                   .places = groups.places.data<int32_t>(),
+                                   .weights = rows_of<const float>(weights),
+                                   .dense_norm = norms.dense_norm.data<float>(),
+                                   .experts_norm = norms.experts_norm.data<float>(),
+                                   .epsilon = norms.epsilon,
+                                   .dense = rows_of<float>(dense),
+                                   .k = k,
+                                   .width = width};
     const auto run = [&](auto kernel, int vectors) {
-      const int threads = ceil_divide(ceil_divide(args.width, 4 * vectors), kWarp) * kWarp;
+      const int threads = ceil_divide(ceil_divide(width, 4 * vectors), kWarp) * kWarp;
       launch(stream, kernel, static_cast<unsigned>(dense.dim(0)), threads, 0, args);
     };
-    if (kAligned && args.width <= 4096 && dense.dim(0) >= kManyTokens) {
-      run(combine_kernel<true, 2>, 2);
-    } else if (args.width <= 4096) {
-      run(combine_kernel<kAligned, 1>, 1);
+    if (kAligned && width <= 4096 && dense.dim(0) >= kManyTokens) {
+      run(combine_kernel<true, 2, Y>, 2);
+    } else if (width <= 4096) {
+      run(combine_kernel<kAligned, 1, Y>, 1);
     } else {
-      run(combine_kernel<kAligned, 8>, 8);
+      run(combine_kernel<kAligned, 8, Y>, 8);
     }
-  });
+  };
+  if (expert_outputs.dtype() == DType::kBF16) {
+    BRAID_CHECK(aligned, "rounded rows of {}", width);
+    combine(rounded_rows_of(expert_outputs), std::true_type{});
+  } else {
+    with_alignment(aligned,
+                   [&](auto constant) { combine(rows_of<const float>(expert_outputs), constant); });
+  }
   stream.cuda().finish_op("combine_with_dense");
 }
 

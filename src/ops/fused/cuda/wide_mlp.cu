@@ -9,7 +9,10 @@ bool wide_gated_mlp(Stream& stream, Workspace& workspace, const GatedMlpCall& ca
   const int rows = static_cast<int>(call.out.dim(0));
   if (stream.cuda().deterministic()) return false;
   // One matrix for all tokens is a matter of the library.
-  if (call.groups == nullptr || call.x->packed.rank() != 2 || width % 64 != 0) return false;
+  if (call.groups == nullptr || call.x->packed.rank() != 2 || width % 64 != 0 ||
+      call.out.dtype() != DType::kBF16) {
+    return false;
+  }
   const int experts = static_cast<int>(call.gate->shape.dim(0));
   const auto products = [&](const Weight& w, const LinearInput& x) {
     Products p = products_of(w, x);
@@ -26,12 +29,9 @@ bool wide_gated_mlp(Stream& stream, Workspace& workspace, const GatedMlpCall& ca
   if (!can(*call.gate) || !can(*call.up) || !can(*call.down)) return false;
   const PackedRows activated(workspace, rows, width);
   wide_gated_products(stream, gate, call.up->empty() ? nullptr : call.up->data, call.activation,
-                      call.groups->tokens.data<int32_t>(), activated.rows().data,
-                      activated.rows().stride);
-  Products down = products(*call.down, activated.input(call.out));
-  down.y = call.out.data<float>();
-  down.y_stride = call.out.row_stride();
-  wide_products(stream, down);
+                      call.groups->tokens.data<int32_t>(), activated.rows());
+  wide_products(stream, products(*call.down, activated.input(call.out)),
+                {static_cast<uint16_t*>(call.out.raw()), call.out.row_stride()});
   stream.cuda().finish_op("gated_mlps");
   return true;
 }

@@ -26,6 +26,7 @@ struct Int8Products {
   const float* scales;    // [tokens]
   const int32_t* x_rows;  // the inputs' rows, of each token or pair; null: its own
   float* y;               // [tokens or pairs, rows]
+  uint16_t* rounded;      // not gated: bfloat16 in place of y; or null. Rows: a multiple of 16.
   int64_t y_stride;
   int tokens;
   int experts;             // 0: one matrix for all tokens

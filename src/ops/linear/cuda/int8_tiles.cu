@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "ops/elementwise/cuda/activations.cuh"
 #include "ops/linear/cuda/int8_products.h"
 #include "ops/linear/cuda/tiles.cuh"
+#include "ops/linear/cuda/turned_rows.cuh"
 #include "ops/linear/cuda/warpgroup.cuh"
 
 namespace braid::cuda {
@@ -20,8 +20,12 @@ constexpr int kPanels = 4, kItemRows = 128;
 constexpr int kStepCols = 128, kStepUnits = kStepCols / 32;
 constexpr int kUnitBytes = 32 * 32, kWeightBytes = kPanels * kStepUnits * kUnitBytes;
 constexpr int kMostExperts = 1024;
-// Sums leave through shared memory: rows next to each other, the tokens of a chunk.
-constexpr int kChunkTokens = 16, kSumStride = kItemRows + 4;
+
+enum class Output {
+  kPlain,    // y
+  kRounded,  // y as bfloat16
+  kGated,    // activation(gate) ⊙ up
+};
 
 // Tiles go through a ring. With one block on a multiprocessor, the products of two steps overlap.
 template <int kTokens_>
@@ -32,8 +36,7 @@ struct Shape {
   static constexpr int kStageBytes = kWeightBytes + kInputBytes;
   static constexpr int kStages = kTokens == 128 ? 3 : 4;
   static constexpr int kAhead = kStages - (kOverlaps ? 2 : 1);
-  static constexpr int kSumBytes = kChunkTokens * kSumStride * 4;
-  static constexpr int kBytes = kStages * kStageBytes + kSumBytes + kTokens * 4;
+  static constexpr int kBytes = kStages * kStageBytes + kTokens * 4;
   static constexpr int kBlocks = kOverlaps ? 1 : 2;
 };
 
@@ -102,21 +105,37 @@ struct Int8Product<256> {
 #undef BRAID_EIGHT
 
 // Of a step: a lane's codes of the 16 rows that its warp has, as the tensor cores take them.
+// kGated: eight rows of the gate and, in place of the eight behind them, those of up that go with
+// them.
+template <bool kGated>
 struct Codes {
   uint32_t a[kStepUnits][4];
 
   __device__ __forceinline__ void load(const unsigned char* weights) {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const unsigned char* from =
-        weights + warp / 2 * kStepUnits * kUnitBytes + warp % 2 * (kUnitBytes / 2) + lane * 16;
+    constexpr int kPanelBytes = kStepUnits * kUnitBytes;
+    // Codes are kept plus 128.
+    const auto set = [&](int unit, int i, uint32_t codes) { a[unit][i] = codes ^ 0x80808080u; };
+    if constexpr (kGated) {
+      const unsigned char* from = weights + warp / 4 * kPanelBytes +
+                                  warp / 2 % 2 * (kUnitBytes / 2) + lane * 16 + warp % 2 * 8;
 #pragma unroll
-    for (int unit = 0; unit < kStepUnits; ++unit) {
-      const uint4 v = *reinterpret_cast<const uint4*>(from + unit * kUnitBytes);
-      // Codes are kept plus 128.
-      a[unit][0] = v.x ^ 0x80808080u;
-      a[unit][1] = v.z ^ 0x80808080u;
-      a[unit][2] = v.y ^ 0x80808080u;
-      a[unit][3] = v.w ^ 0x80808080u;
+      for (int unit = 0; unit < kStepUnits; ++unit) {
+        const uint2 gate = *reinterpret_cast<const uint2*>(from + unit * kUnitBytes);
+        const uint2 up =
+            *reinterpret_cast<const uint2*>(from + kPanels / 2 * kPanelBytes + unit * kUnitBytes);
+        set(unit, 0, gate.x), set(unit, 2, gate.y);
+        set(unit, 1, up.x), set(unit, 3, up.y);
+      }
+    } else {
+      const unsigned char* from =
+          weights + warp / 2 * kPanelBytes + warp % 2 * (kUnitBytes / 2) + lane * 16;
+#pragma unroll
+      for (int unit = 0; unit < kStepUnits; ++unit) {
+        const uint4 v = *reinterpret_cast<const uint4*>(from + unit * kUnitBytes);
+        set(unit, 0, v.x), set(unit, 2, v.y);
+        set(unit, 1, v.z), set(unit, 3, v.w);
+      }
     }
   }
 };
@@ -197,38 +216,75 @@ class Items {
   const int* first_tiles_;
 };
 
-// A chunk's sums, scaled, to y. Not inlined: there are many chunks, and code takes time to fetch.
-template <bool kGated>
-__device__ __noinline__ void store_chunk(const Int8Products& p, const int32_t* sums,
-                                         const float* x_scales, float w_scale, float up_scale,
-                                         int row, float* y, int count) {
-  constexpr int kThreadRows = kGated ? kItemRows / 2 : kItemRows;
-  const int at = threadIdx.x % kThreadRows;
-  if (row >= p.rows) return;
-#pragma unroll 4
-  for (int token = threadIdx.x / kThreadRows; token < count; token += kTileThreads / kThreadRows) {
-    const auto value = [&](int place, float scale) {
-      return __fmul_rn(static_cast<float>(sums[token * kSumStride + place]),
-                       __fmul_rn(x_scales[token], scale));
-    };
-    float result = value(at, w_scale);
-    if constexpr (kGated) {
-      const float active = p.activation == Activation::kSilu ? silu(result) : gelu_tanh(result);
-      result = active * value(kThreadRows + at, up_scale);
+// The bits of silu(x) or gelu_tanh(x), in as few instructions as one of them.
+__device__ __forceinline__ float activated(bool is_silu, float x) {
+  constexpr float kMinusTwoRootTwoOverPi = -1.5957691216f;
+  const float cubic = fmaf(0.044715f, x * x, 1.0f);
+  return x / (expf(is_silu ? -x : x * kMinusTwoRootTwoOverPi * cubic) + 1);
+}
+
+// What becomes of an item's sums.
+struct Ending {
+  Item item;
+  float x_scale;              // of token threadIdx.x
+  float w_scale, next_scale;  // of this lane's two rows
+};
+
+// All sums of an item, scaled, to where they belong.
+template <int kTokens, Output kOutput>
+__device__ __forceinline__ void store_sums(const Int8Products& p,
+                                           const int32_t (&sums)[kTokens / 2],
+                                           const float* x_scales, const Ending& ending) {
+  constexpr bool kGated = kOutput == Output::kGated;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, quad = lane % 4;
+  const int count = ending.item.count;
+  const auto scaled = [&](int i) {
+    const float2 of_tokens = *reinterpret_cast<const float2*>(x_scales + i / 4 * 8 + quad * 2);
+    return __fmul_rn(static_cast<float>(sums[i]),
+                     __fmul_rn(i % 2 == 0 ? of_tokens.x : of_tokens.y,
+                               i % 4 < 2 ? ending.w_scale : ending.next_scale));
+  };
+  if constexpr (kOutput == Output::kRounded) {
+    const int row = ending.item.row_block * kItemRows + warp * 16;
+    if (row >= p.rows) return;
+    store_turned<kTokens>(p.rounded + ending.item.begin * p.y_stride + row, p.y_stride, count,
+                          scaled);
+  } else {
+    const int row = kGated ? ending.item.row_block * (kItemRows / 2) + warp * 8 + lane / 4
+                           : ending.item.row_block * kItemRows + warp * 16 + lane / 4;
+    const bool is_row = row < p.rows, is_next = row + 8 < p.rows;
+    const bool is_silu = p.activation == Activation::kSilu;
+    float* y = p.y + (ending.item.begin + quad * 2) * p.y_stride + row;
+#pragma unroll
+    for (int j = 0; j < kTokens / 8; ++j, y += 8 * p.y_stride) {
+      if (8 * j >= count) break;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool is_token = 8 * j + quad * 2 + i < count;
+        float* const at = y + i * p.y_stride;
+        if constexpr (kGated) {
+          const float active = activated(is_silu, scaled(4 * j + i));
+          if (is_token && is_row) *at = active * scaled(4 * j + 2 + i);
+        } else {
+          if (is_token && is_row) at[0] = scaled(4 * j + i);
+          if (is_token && is_next) at[8] = scaled(4 * j + 2 + i);
+        }
+      }
     }
-    y[token * p.y_stride + row] = result;
   }
 }
 
-template <int kTokens, bool kGated>
+template <int kTokens, Output kOutput>
 __global__ void __launch_bounds__(kTileThreads, Shape<kTokens>::kBlocks)
     int8_tiles(const __grid_constant__ Int8Products p) {
   using S = Shape<kTokens>;
   static_assert(kTileThreads == 256);
+  constexpr bool kGated = kOutput == Output::kGated;
+  // Whether there are registers for the ending of an item while its sums are computed.
+  constexpr bool kEarly = kTokens == 64;
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ int first_tiles[kMostExperts];
-  int32_t* const chunk_sums = reinterpret_cast<int32_t*>(memory + S::kStages * S::kStageBytes);
-  float* const x_scales = reinterpret_cast<float*>(chunk_sums + kChunkTokens * kSumStride);
+  float* const x_scales = reinterpret_cast<float*>(memory + S::kStages * S::kStageBytes);
   constexpr int kBlockRows = kGated ? kItemRows / 2 : kItemRows;
   wait_for_inputs();
   const Items items(p, kTokens, (p.rows + kBlockRows - 1) / kBlockRows, first_tiles);
@@ -304,9 +360,9 @@ __global__ void __launch_bounds__(kTileThreads, Shape<kTokens>::kBlocks)
   for (int i = 0; i < S::kAhead; ++i) fetch();
 
   int32_t sums[kTokens / 2] = {};
-  Codes codes[2];
+  Codes<kGated> codes[2];
   int stage = 0;
-  const auto multiply = [&](int step, Codes& of_step) {
+  const auto multiply = [&](int step, Codes<kGated>& of_step) {
     wait_for_copies<S::kAhead - 1>();
     publish_to_tensor_cores();
     __syncthreads();  // and all are through with the stage that is filled next
@@ -323,10 +379,23 @@ __global__ void __launch_bounds__(kTileThreads, Shape<kTokens>::kBlocks)
     commit_products();
     wait_for_products<S::kOverlaps ? 1 : 0>();
   };
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  int32_t* const own_sums = chunk_sums + lane % 4 * 2 * kSumStride + warp * 16 + lane / 4;
+  const auto ending_of = [&](int index) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    const Item item = items.at(index);
+    const int token = static_cast<int>(threadIdx.x);
+    const auto scale_of = [&](int panel, int eight) {
+      const uint8_t* scales = panel_at(item, panel) + int64_t{units} * kUnitBytes;
+      return __ldg(reinterpret_cast<const float*>(scales) + lane / 4 * 4 + eight);
+    };
+    return Ending{
+        item, token < kTokens ? __ldg(p.scales + row_of(item, token)) : 0,
+        kGated ? scale_of(warp / 4, warp % 4) : scale_of(warp / 2, warp % 2 * 2),
+        kGated ? scale_of(kPanels / 2 + warp / 4, warp % 4) : scale_of(warp / 2, warp % 2 * 2 + 1)};
+  };
 #pragma unroll 1
   for (int index = blockIdx.x; index < items.count(); index += gridDim.x) {
+    Ending ending;
+    if constexpr (kEarly) ending = ending_of(index);
     if constexpr (S::kOverlaps) {
       // In turn, and twice the same only when nothing is on its way.
       int step = 0;
@@ -340,45 +409,26 @@ __global__ void __launch_bounds__(kTileThreads, Shape<kTokens>::kBlocks)
 #pragma unroll 1
       for (int step = 0; step < steps; ++step) multiply(step, codes[0]);
     }
-    const Item item = items.at(index);
-    for (int t = threadIdx.x; t < item.count; t += kTileThreads) {
-      x_scales[t] = __ldg(p.scales + row_of(item, t));
-    }
-    const int at = threadIdx.x % kBlockRows;  // of the item
-    const auto scale_of = [&](int first_panel) {
-      const uint8_t* header = panel_at(item, first_panel + at / 32) + int64_t{units} * kUnitBytes;
-      return __ldg(reinterpret_cast<const float*>(header) + at % 8 * 4 + at % 32 / 8);
-    };
-    const float w_scale = scale_of(0), up_scale = kGated ? scale_of(kPanels / 2) : 0;
-    const int row = item.row_block * kBlockRows + at;
-    float* const y = p.y + item.begin * p.y_stride;
+    if constexpr (!kEarly) ending = ending_of(index);
+    if (threadIdx.x < kTokens) x_scales[threadIdx.x] = ending.x_scale;
     wait_for_products<0>();
-#pragma unroll
-    for (int first = 0; first < kTokens; first += kChunkTokens) {
-      if (first >= item.count) break;
-      __syncthreads();  // the chunk before is stored
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        own_sums[(i / 4 * 8 + i % 2) * kSumStride + i % 4 / 2 * 8] = sums[first / 2 + i];
-      }
-      __syncthreads();
-      store_chunk<kGated>(p, chunk_sums, x_scales + first, w_scale, up_scale, row,
-                          y + first * p.y_stride, min(kChunkTokens, item.count - first));
-    }
+    __syncthreads();
+    store_sums<kTokens, kOutput>(p, sums, x_scales, ending);
   }
 }
 
-template <int kTokens, bool kGated>
+template <int kTokens, Output kOutput>
 void launch_tiles(Stream& stream, const Int8Products& p) {
   constexpr int kBytes = Shape<kTokens>::kBytes;
-  const auto kernel = int8_tiles<kTokens, kGated>;
+  const auto kernel = int8_tiles<kTokens, kOutput>;
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   BRAID_CUDA_CHECK(allowed);
   // Tiles that experts can have at most: full ones, and one that is not for each.
   const int tiles = p.experts > 0 ? p.tokens / kTokens + std::min(p.experts, p.tokens)
                                   : ceil_divide(p.tokens, kTokens);
-  const int64_t most = int64_t{tiles} * ceil_divide(p.rows, kGated ? 64 : 128);
+  const int64_t most =
+      int64_t{tiles} * ceil_divide(p.rows, kOutput == Output::kGated ? kItemRows / 2 : kItemRows);
   const int64_t at_once = Shape<kTokens>::kBlocks * stream.cuda().num_multiprocessors();
   launch(stream, kernel, dim3(static_cast<unsigned>(std::min(most, at_once))), dim3(kTileThreads),
          kBytes, p);
@@ -390,7 +440,8 @@ bool has_int8_products(Stream& stream) {
   static_cast<void>(stream);  // devices of one machine are taken to be alike
   static const bool found = [] {
     cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, int8_tiles<64, false>) == cudaSuccess) return true;
+    if (cudaFuncGetAttributes(&attributes, int8_tiles<64, Output::kPlain>) == cudaSuccess)
+      return true;
     cudaGetLastError();  // clears it
     return false;
   }();
@@ -401,14 +452,25 @@ void int8_products(Stream& stream, const Int8Products& p) {
   BRAID_CHECK(p.codes_stride % 32 == 0 && reinterpret_cast<uintptr_t>(p.codes) % 16 == 0,
               "rows of {} codes", p.codes_stride);
   BRAID_CHECK(p.experts <= kMostExperts, "{} experts", p.experts);
-  const bool gated = p.up != nullptr;
+  BRAID_CHECK(p.rounded == nullptr || (p.rows % 16 == 0 && p.y_stride % 4 == 0 &&
+                                       reinterpret_cast<uintptr_t>(p.rounded) % 8 == 0),
+              "{} rounded rows", p.rows);
   const int most = p.experts > 0 ? p.tokens / p.experts : p.tokens;
-  if (most <= 64) {
-    return gated ? launch_tiles<64, true>(stream, p) : launch_tiles<64, false>(stream, p);
+  const auto run = [&](auto output) {
+    constexpr Output kOutput = decltype(output)::value;
+    if (most <= 64) return launch_tiles<64, kOutput>(stream, p);
+    if constexpr (kOutput == Output::kPlain) {
+      if (most > 128 && p.experts == 0) return launch_tiles<256, kOutput>(stream, p);
+    }
+    launch_tiles<128, kOutput>(stream, p);
+  };
+  if (p.up != nullptr) {
+    run(std::integral_constant<Output, Output::kGated>{});
+  } else if (p.rounded != nullptr) {
+    run(std::integral_constant<Output, Output::kRounded>{});
+  } else {
+    run(std::integral_constant<Output, Output::kPlain>{});
   }
-  if (gated) return launch_tiles<128, true>(stream, p);
-  if (most <= 128 || p.experts > 0) return launch_tiles<128, false>(stream, p);
-  launch_tiles<256, false>(stream, p);
 }
 
 }  // namespace braid::cuda

@@ -1,14 +1,15 @@
 // Compiled for sm_90a alone.
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/check.h"
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/tensor_map.h"
-#include "ops/elementwise/cuda/activations.cuh"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/tiles.cuh"
+#include "ops/linear/cuda/turned_rows.cuh"
 #include "ops/linear/cuda/warpgroup.cuh"
 #include "ops/linear/cuda/wide_products.h"
 
@@ -27,13 +28,14 @@ constexpr int kStages = 4;
 constexpr int kGroupThreads = 128;
 constexpr int kWideThreads = 3 * kGroupThreads;
 constexpr int kMultiplierWarps = 2 * kGroupThreads / kWarp;
-constexpr int kMostExperts = 512;
+constexpr int kMostExperts = 512, kMostTokenTiles = 65535;
 // Alignment of the stages, too, which a kernel without other shared memory gets by itself.
 constexpr int kBoxAlignment = 1024;
 
 struct Shared {
   uint64_t full[kStages], empty[kStages];
-  int first_tile[kMostExperts + 1];  // tiles of tokens of the experts before each
+  // Of the experts in the order in which they are taken: who, and the tiles of tokens before it.
+  uint16_t order[kMostExperts], first_tile[kMostExperts + 1];
   int warp_tiles[kWideThreads / kWarp];
 };
 constexpr int kSharedBytes = kStages * kStageBytes + static_cast<int>(sizeof(Shared));
@@ -47,15 +49,55 @@ struct Tile {
 __device__ __forceinline__ int tiles_of(int tokens) {
   return (tokens + kMostTokens - 1) / kMostTokens;
 }
+// Tiles of an expert are of one size.
+__device__ __forceinline__ int tile_tokens(int tokens) {
+  const int tiles = tiles_of(tokens);
+  return tiles > 0 ? (tokens + tiles - 1) / tiles : 0;
+}
 
 // Units of a full tile, and those of a matrix.
 __device__ __forceinline__ int tile_units(const WideProducts& p) { return p.gated ? 2 : 4; }
-__device__ __forceinline__ int matrix_units(const WideProducts& p) {
-  return (p.rows + kBoxRows - 1) / kBoxRows;
+__device__ __forceinline__ int matrix_units(const WideProducts& p) { return p.rows / kBoxRows; }
+
+// Orders experts by the size of their tiles, large ones first; all threads call it. keys: room for
+// one of each expert.
+__device__ void order_experts(const WideProducts& p, Shared& shared, int* keys) {
+  constexpr int kEach = (kMostExperts + kWideThreads - 1) / kWideThreads;
+  const int compared = (p.experts + 3) / 4 * 4;
+  int tokens[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int e = static_cast<int>(threadIdx.x) + i * kWideThreads;
+    tokens[i] = e < p.experts ? p.offsets[e + 1] - p.offsets[e] : 0;
+    // Different for all experts.
+    if (e < compared) {
+      keys[e] = e < p.experts ? tile_tokens(tokens[i]) * kMostExperts + (kMostExperts - 1 - e) : -1;
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int e = static_cast<int>(threadIdx.x) + i * kWideThreads;
+    if (e >= p.experts) break;
+    const int own = keys[e];
+    int place = 0;
+    if (p.variant & 1) {
+      place = e;
+    } else {
+#pragma unroll 4
+      for (int other = 0; other < compared; other += 4) {
+        const int4 four = *reinterpret_cast<const int4*>(keys + other);
+        place += (four.x > own) + (four.y > own) + (four.z > own) + (four.w > own);
+      }
+    }
+    shared.order[place] = static_cast<uint16_t>(e);
+    shared.first_tile[place] = static_cast<uint16_t>(tiles_of(tokens[i]));
+  }
+  __syncthreads();
 }
 
-// Fills first_tile; all threads call it.
-__device__ void count_tiles(const WideProducts& p, Shared& shared) {
+// first_tile becomes the sum of those in front; all threads call it.
+__device__ void add_up_tiles(const WideProducts& p, Shared& shared) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   constexpr int kEach = (kMostExperts + kWideThreads - 1) / kWideThreads;
   const int first = min(static_cast<int>(threadIdx.x) * kEach, p.experts);
@@ -63,7 +105,7 @@ __device__ void count_tiles(const WideProducts& p, Shared& shared) {
   int own[kEach] = {}, sum = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    if (first + i < last) own[i] = tiles_of(p.offsets[first + i + 1] - p.offsets[first + i]);
+    if (first + i < last) own[i] = shared.first_tile[first + i];
     sum += own[i];
   }
   int through = sum;
@@ -78,22 +120,31 @@ __device__ void count_tiles(const WideProducts& p, Shared& shared) {
   for (int w = 0; w < warp; ++w) before += shared.warp_tiles[w];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    if (first + i < last) shared.first_tile[first + i] = before;
+    if (first + i < last) shared.first_tile[first + i] = static_cast<uint16_t>(before);
     before += own[i];
   }
-  if (threadIdx.x == kWideThreads - 1) shared.first_tile[p.experts] = before;
+  if (threadIdx.x == kWideThreads - 1) {
+    shared.first_tile[p.experts] = static_cast<uint16_t>(before);
+  }
   __syncthreads();
 }
 
 // Calls run(tile) for this block's tiles: full ones of all experts first, then those with the last
-// rows of matrices that do not fill one.
+// rows of matrices that do not fill one; of either, those with many tokens first. Blocks take them
+// in turn, forwards and backwards, so that all get about as much.
 template <typename Run>
 __device__ __forceinline__ void for_each_tile(const WideProducts& p, const Shared& shared,
                                               const Run& run) {
-  const int total = p.experts > 0 ? shared.first_tile[p.experts] : tiles_of(p.tokens);
+  const int total = shared.first_tile[p.experts], blocks = static_cast<int>(gridDim.x);
   const int each = tile_units(p), full = matrix_units(p) / each;
   const int partial = matrix_units(p) % each > 0 ? 1 : 0;
-  for (int i = blockIdx.x; i < total * (full + partial); i += gridDim.x) {
+  const int items = total * (full + partial);
+  bool backwards = false;
+  for (int round = 0; round < items; round += blocks) {
+    const int block = static_cast<int>(blockIdx.x);
+    const int i = round + (backwards ? blocks - 1 - block : block);
+    backwards = !backwards && (p.variant & 2) == 0;
+    if (i >= items) continue;
     int index, row_tile;
     if (i < total * full) {
       index = i / full;
@@ -102,22 +153,16 @@ __device__ __forceinline__ void for_each_tile(const WideProducts& p, const Share
       index = i - total * full;
       row_tile = full;
     }
-    int expert = 0, begin = 0, end = p.tokens, tiles = total;
-    if (p.experts > 0) {
-      int high = p.experts;  // first_tile[expert] <= index < first_tile[high]
-      while (high - expert > 1) {
-        const int middle = (expert + high) / 2;
-        (shared.first_tile[middle] <= index ? expert : high) = middle;
-      }
-      tiles = shared.first_tile[expert + 1] - shared.first_tile[expert];
-      index -= shared.first_tile[expert];
-      begin = p.offsets[expert];
-      end = p.offsets[expert + 1];
+    int place = 0, high = p.experts;  // first_tile[place] <= index < first_tile[high]
+    while (high - place > 1) {
+      const int middle = (place + high) / 2;
+      (shared.first_tile[middle] <= index ? place : high) = middle;
     }
-    // Tiles of an expert are of one size.
-    const int share = (end - begin + tiles - 1) / tiles;
-    begin += index * share;
-    if (begin < end) run(Tile{expert, begin, min(share, end - begin), row_tile * each});
+    const int expert = shared.order[place];
+    const int begin = p.offsets[expert], end = p.offsets[expert + 1];
+    const int share = tile_tokens(end - begin);
+    const int first = begin + (index - shared.first_tile[place]) * share;
+    if (first < end) run(Tile{expert, first, min(share, end - first), row_tile * each});
   }
 }
 
@@ -145,11 +190,12 @@ __device__ void bring(const WideProducts& p, Shared& shared, uint32_t stages) {
   constexpr int kEach = kMostTokens / (kGroupThreads / 8);
   Ring ring;
   for_each_tile(p, shared, [&](const Tile& tile) {
-    const uint16_t* from[kEach];
+    uint32_t from[kEach];  // pieces of 16 bytes
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int token = min(thread / 8 + i * (kGroupThreads / 8), tile.count - 1) + tile.begin;
-      from[i] = p.x + (p.x_rows != nullptr ? p.x_rows[token] : token) * p.x_stride + piece * 8;
+      const int row = p.x_rows != nullptr ? p.x_rows[token] : token;
+      from[i] = static_cast<uint32_t>(row) * static_cast<uint32_t>(p.x_stride / 8) + piece;
     }
     const int boxes =
         p.gated ? min(2, matrix_units(p) - tile.first) * 2 : min(4, matrix_units(p) - tile.first);
@@ -163,16 +209,20 @@ __device__ void bring(const WideProducts& p, Shared& shared, uint32_t stages) {
         for (int box = 0; box < boxes; ++box) {
           const bool up = p.gated && box % 2 == 1;
           const int unit = tile.first + (p.gated ? box / 2 : box);
-          copy_box(stage + box * kBoxBytes, up ? &p.up : &p.weights, column,
-                   tile.expert * p.expert_rows + (up ? p.up_row : 0) + unit * kBoxRows, full);
+          const int row = tile.expert * p.expert_rows + (up ? p.up_row : 0) + unit * kBoxRows;
+          if (p.variant & 4) {
+            copy_box(stage + box * kBoxBytes, up ? &p.up : &p.weights, column, row, full);
+          } else {
+            stream_box(stage + box * kBoxBytes, up ? &p.up : &p.weights, column, row, full);
+          }
         }
       }
+      const uint4* const x = reinterpret_cast<const uint4*>(p.x) + step * (kTileColumns / 8);
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const int token = thread / 8 + i * (kGroupThreads / 8);
         if (token < tile.count) {
-          copy16_async(stage + kWeightBytes + place(token, piece), from[i] + step * kTileColumns,
-                       true);
+          copy16_async(stage + kWeightBytes + place(token, piece), x + from[i], true);
         }
       }
       arrive_after_copies(full);
@@ -181,42 +231,25 @@ __device__ void bring(const WideProducts& p, Shared& shared, uint32_t stages) {
   wait_for_copies<0>();
 }
 
-// An 8 × 8 matrix of 16-bit elements, of which lane l holds two of row l / 4, turned over.
-__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
-  uint32_t result;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
-  return result;
-}
+// f(gate) · up with f(x) = x / (1 + 2^(x · (slope + cubic · x²))): silu or gelu_tanh. A few
+// instructions, since a tile has thousands of them in a row.
+struct GatedValue {
+  float slope, cubic;
 
-template <Activation kActivation>
-__device__ __forceinline__ float gated_value(float gate, float up) {
-  return (kActivation == Activation::kSilu ? silu(gate) : gelu_tanh(gate)) * up;
-}
-
-template <int kTokens, Activation kActivation>
-__device__ void store_gated(const WideProducts& p, const Tile& tile, int unit,
-                            const float (&sums)[2][kTokens / 2]) {
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4, quad = lane % 4;
-  uint16_t* const out = p.packed + tile.begin * p.out_stride + unit * kBoxRows + warp * 16 +
-                        (quad % 2 * 8 + quad / 2 * 4);
-#pragma unroll
-  for (int j = 0; j < kTokens / 8; ++j) {
-    const auto value = [&](int i) {
-      return gated_value<kActivation>(sums[0][4 * j + i], sums[1][4 * j + i]);
-    };
-    // Of token lane / 4: rows 2·quad and the next, of the first eight and of the others.
-    const uint32_t first = transposed(pack_bfloat16(value(0), value(1)));
-    const uint32_t second = transposed(pack_bfloat16(value(2), value(3)));
-    // Even lanes take four of the first rows, odd ones four of the others.
-    const bool odd = quad % 2 == 1;
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
-    const int token = 8 * j + lane / 4;
-    if (token < tile.count) {
-      *reinterpret_cast<uint2*>(out + token * p.out_stride) =
-          odd ? make_uint2(other, second) : make_uint2(first, other);
-    }
+  __device__ explicit GatedValue(Activation activation) {
+    constexpr float kLog2E = 1.4426950409f, kTwoRootTwoOverPi = 1.5957691216f;
+    const bool is_silu = activation == Activation::kSilu;
+    slope = is_silu ? -kLog2E : -kLog2E * kTwoRootTwoOverPi;
+    cubic = is_silu ? 0 : slope * 0.044715f;
   }
-}
+  __device__ __forceinline__ float operator()(float gate, float up) const {
+    // 0 · x² is not a number if x² is infinite.
+    const float square = fminf(gate * gate, 3e38f);
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(gate * fmaf(cubic, square, slope)));
+    return __fdividef(gate, 1 + power) * up;
+  }
+};
 
 template <int kTokens>
 __device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t stages,
@@ -252,24 +285,18 @@ __device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t st
   wait_for_products<0>();
   if (lane == 0) arrive(shared_address(&shared.empty[last]));
   if (!active) return;
+  uint16_t* const out = p.out + tile.begin * p.out_stride + unit * kBoxRows + warp * 16;
   if (p.gated) {
-    if (p.activation == Activation::kSilu) {
-      store_gated<kTokens, Activation::kSilu>(p, tile, unit, sums);
-    } else {
-      store_gated<kTokens, Activation::kGeluTanh>(p, tile, unit, sums);
-    }
+    const GatedValue gated(p.activation);
+    store_turned<kTokens>(out, p.out_stride, tile.count,
+                          [&](int i) { return gated(sums[0][i], sums[1][i]); });
     return;
   }
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
-    const int row = (unit + block) * kBoxRows + warp * 16 + lane / 4;
-    float* const out = p.y + (tile.begin + lane % 4 * 2) * p.out_stride + row;
-#pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) {
-      const int token = i / 4 * 8 + i % 2, below = i % 4 / 2 * 8;
-      if (row + below < p.rows && token + lane % 4 * 2 < tile.count) {
-        out[token * p.out_stride + below] = sums[block][i];
-      }
+    if (unit + block < matrix_units(p)) {
+      store_turned<kTokens>(out + block * kBoxRows, p.out_stride, tile.count,
+                            [&](int i) { return sums[block][i]; });
     }
   }
 }
@@ -306,11 +333,9 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     if (p.gated) prefetch_map(&p.up);
   }
   wait_for_inputs();
-  if (p.experts > 0) {
-    count_tiles(p, shared);
-  } else {
-    __syncthreads();
-  }
+  order_experts(p, shared, reinterpret_cast<int*>(memory));
+  publish_to_tensor_cores();  // as to the copy engine, which takes that memory next
+  add_up_tiles(p, shared);
   if (threadIdx.x >= 2 * kGroupThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     bring(p, shared, stages);
@@ -329,16 +354,15 @@ bool runs_here() {
 
 WideProducts wide_products_of(const Products& products) {
   WideProducts p{};
+  static const char* const variant = std::getenv("BRAID_WIDE");
+  p.variant = variant == nullptr ? 0 : std::atoi(variant);
   p.expert_rows = static_cast<int>(products.matrix_bytes / products.row_bytes);
-  p.weights =
-      make_tensor_map(products.weights, int64_t{p.expert_rows} * std::max(products.experts, 1),
-                      products.cols, products.row_bytes / 2, kBoxRows);
+  p.weights = make_tensor_map(products.weights, int64_t{p.expert_rows} * products.experts,
+                              products.cols, products.row_bytes / 2, kBoxRows);
   p.rows = products.rows;
   p.steps = ceil_divide(products.cols, kTileColumns);
   p.x = products.packed;
   p.x_stride = products.packed_stride;
-  p.y = products.y;
-  p.out_stride = products.y_stride;
   p.tokens = products.tokens;
   p.experts = products.experts;
   p.offsets = products.offsets;
@@ -350,8 +374,9 @@ void launch_wide(Stream& stream, const WideProducts& p) {
       wide_products_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   BRAID_CUDA_CHECK(allowed);
   // Tiles of tokens that there can be at most: full ones, and one that is not for each expert.
-  const int token_tiles = p.tokens / kMostTokens + std::min(std::max(p.experts, 1), p.tokens);
-  const int row_tiles = ceil_divide(ceil_divide(p.rows, kBoxRows), p.gated ? 2 : 4);
+  const int token_tiles = p.tokens / kMostTokens + std::min(p.experts, p.tokens);
+  BRAID_CHECK(token_tiles <= kMostTokenTiles, "{} tiles of tokens", token_tiles);
+  const int row_tiles = ceil_divide(p.rows / kBoxRows, p.gated ? 2 : 4);
   const int blocks = static_cast<int>(
       std::min<int64_t>(int64_t{token_tiles} * row_tiles, stream.cuda().num_multiprocessors()));
   launch(stream, wide_products_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kWideThreads),
@@ -363,31 +388,34 @@ void launch_wide(Stream& stream, const WideProducts& p) {
 bool wide_products_can(Stream& stream, const Products& products) {
   static const bool can = runs_here();
   return can && stream.cuda().overlaps_kernels() && products.format == FormatId::kBF16 &&
-         !products.tiles && products.packed != nullptr && products.experts <= kMostExperts &&
+         !products.tiles && products.packed != nullptr && products.experts > 0 &&
+         products.experts <= kMostExperts && products.rows % kBoxRows == 0 &&
          products.row_bytes % 16 == 0 && products.packed_stride % 8 == 0 &&
          products.matrix_bytes % products.row_bytes == 0 &&
          reinterpret_cast<uintptr_t>(products.packed) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(products.weights) % 16 == 0;
 }
 
-void wide_products(Stream& stream, const Products& products) {
-  launch_wide(stream, wide_products_of(products));
+void wide_products(Stream& stream, const Products& products, Rows<uint16_t> out) {
+  WideProducts p = wide_products_of(products);
+  p.out = out.data;
+  p.out_stride = out.stride;
+  launch_wide(stream, p);
 }
 
 void wide_gated_products(Stream& stream, const Products& products, const void* up,
-                         Activation activation, const int32_t* x_rows, uint16_t* packed,
-                         int64_t packed_stride) {
+                         Activation activation, const int32_t* x_rows, Rows<uint16_t> out) {
   BRAID_CHECK(products.rows % kBoxRows == 0, "gated products of {} rows", products.rows);
   WideProducts p = wide_products_of(products);
   p.gated = true;
   p.activation = activation;
   p.up = up == nullptr ? p.weights
-                       : make_tensor_map(up, int64_t{p.expert_rows} * std::max(p.experts, 1),
-                                         products.cols, products.row_bytes / 2, kBoxRows);
+                       : make_tensor_map(up, int64_t{p.expert_rows} * p.experts, products.cols,
+                                         products.row_bytes / 2, kBoxRows);
   p.up_row = up == nullptr ? products.rows : 0;
   p.x_rows = x_rows;
-  p.packed = packed;
-  p.out_stride = packed_stride;
+  p.out = out.data;
+  p.out_stride = out.stride;
   launch_wide(stream, p);
 }
 

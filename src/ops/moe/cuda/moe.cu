@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
+#include "ops/fused/cuda/packed_rows.cuh"
 #include "ops/moe/cuda/top_k.cuh"
 
 namespace braid::cuda {
@@ -189,9 +190,9 @@ __global__ void __launch_bounds__(kGroupWarps* kWarp)
 }
 
 // A block takes one part of one token's row.
-template <bool kAligned>
+template <bool kAligned, typename Y>
 __global__ void __launch_bounds__(kCombineThreads)
-    combine_experts_kernel(Rows<const float> y, const int32_t* places, Rows<const float> weights,
+    combine_experts_kernel(Rows<const Y> y, const int32_t* places, Rows<const float> weights,
                            Rows<float> out, int k, int width, int parts) {
   __shared__ int sorted_places[kMaxChoices];
   __shared__ float sorted_weights[kMaxChoices];
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   float4 sum{};
 #pragma unroll 4
   for (int n = 0; n < k; ++n) {
-    const float4 v = load4<kAligned>(y[sorted_places[n]], i, width);
+    const float4 v = load4_of<kAligned>(y[sorted_places[n]], i, width);
     const float w = sorted_weights[n];
     // Products are rounded before they are added, as the reference does.
     const float4 term{__fmul_rn(v.x, w), __fmul_rn(v.y, w), __fmul_rn(v.z, w), __fmul_rn(v.w, w)};
@@ -302,12 +303,20 @@ void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& gr
   const int parts = ceil_divide(width, 4 * kCombineThreads);
   const int k = static_cast<int>(experts.dim(1));
   BRAID_CHECK(k <= kMaxChoices, "a choice of {} experts", k);
-  with_alignment(rows_are_aligned(y, out), [&](auto aligned) {
-    launch(stream, combine_experts_kernel<decltype(aligned)::value>,
-           static_cast<unsigned>(out.dim(0) * parts), kCombineThreads, 0, rows_of<const float>(y),
+  const auto run = [&](auto kernel, auto rows) {
+    launch(stream, kernel, static_cast<unsigned>(out.dim(0) * parts), kCombineThreads, 0, rows,
            groups.places.data<int32_t>(), rows_of<const float>(weights), rows_of<float>(out), k,
            width, parts);
-  });
+  };
+  const bool aligned = rows_are_aligned(y, out);
+  if (y.dtype() == DType::kBF16) {
+    BRAID_CHECK(aligned, "rounded rows of {}", width);
+    run(combine_experts_kernel<true, uint16_t>, rounded_rows_of(y));
+  } else {
+    with_alignment(aligned, [&](auto constant) {
+      run(combine_experts_kernel<decltype(constant)::value, float>, rows_of<const float>(y));
+    });
+  }
   stream.cuda().finish_op("combine_experts");
 }
 
