@@ -25,11 +25,9 @@ struct GatedMlpCall {
 };
 
 // At most one call without groups and one with, as one pass over their weights, where the device
-// has that for their formats and sizes; the inputs of W_down are then rounded as x is. `out` is
-// float32; of experts, in the last call, it may be bfloat16, to which results are then rounded,
-// once: passes for many tokens of experts have only that, others and those of a deterministic
-// stream only float32. False: nothing was done, and the other type or the single ops are the way.
-// The results differ from theirs in the order of sums, and in that rounding.
+// has that; inputs of W_down are then rounded as x is. Passes for many tokens of experts leave
+// bfloat16, rounded once, others (all, of a deterministic stream) float32: `out` must be of that
+// type. False: nothing was done. Otherwise sums have another order than those of the single ops.
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
 
 }  // namespace braid

@@ -32,19 +32,21 @@ constexpr int kMostExperts = 512, kMostTokenTiles = 65535;
 // Alignment of the stages, too, which a kernel without other shared memory gets by itself.
 constexpr int kBoxAlignment = 1024;
 
+struct Tile {
+  int expert, begin, count;  // tokens; count 0: there are no more tiles
+  int first;                 // unit: 64 rows, or 64 of gate and 64 of up
+};
+
 struct Shared {
   uint64_t full[kStages], empty[kStages];
+  // Of the group that copies for the others, in turn. It is ahead of them by kStages at most.
+  Tile tiles[2 * kStages];
   // Of the experts in the order in which they are taken: who, and the tiles of tokens before it.
   uint16_t order[kMostExperts], first_tile[kMostExperts + 1];
   int warp_tiles[kWideThreads / kWarp];
 };
 constexpr int kSharedBytes = kStages * kStageBytes + static_cast<int>(sizeof(Shared));
 static_assert(kSharedBytes <= 227 << 10);
-
-struct Tile {
-  int expert, begin, count;  // tokens
-  int first;                 // unit: 64 rows, or 64 of gate and 64 of up
-};
 
 __device__ __forceinline__ int tiles_of(int tokens) {
   return (tokens + kMostTokens - 1) / kMostTokens;
@@ -189,7 +191,13 @@ __device__ void bring(const WideProducts& p, Shared& shared, uint32_t stages) {
   const int piece = thread % 8;
   constexpr int kEach = kMostTokens / (kGroupThreads / 8);
   Ring ring;
+  int next_tile = 0;
+  const auto pass_on = [&](const Tile& tile) {
+    if (thread == 0) shared.tiles[next_tile] = tile;
+    next_tile = (next_tile + 1) % (2 * kStages);
+  };
   for_each_tile(p, shared, [&](const Tile& tile) {
+    pass_on(tile);
     uint32_t from[kEach];  // pieces of 16 bytes
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -228,6 +236,11 @@ __device__ void bring(const WideProducts& p, Shared& shared, uint32_t stages) {
       arrive_after_copies(full);
     }
   });
+  // A step without copies, for the end.
+  wait_barrier(shared_address(&shared.empty[ring.slot()]), ring.parity() ^ 1);
+  pass_on(Tile{});
+  if (thread == 0) arrive(shared_address(&shared.full[ring.slot()]));
+  arrive(shared_address(&shared.full[ring.slot()]));
   wait_for_copies<0>();
 }
 
@@ -303,7 +316,10 @@ __device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t st
 
 __device__ void multiply(const WideProducts& p, Shared& shared, uint32_t stages) {
   Ring ring;
-  for_each_tile(p, shared, [&](const Tile& tile) {
+  for (int next = 0;; next = (next + 1) % (2 * kStages)) {
+    wait_barrier(shared_address(&shared.full[ring.slot()]), ring.parity());
+    const Tile tile = shared.tiles[next];
+    if (tile.count == 0) return;
     if (tile.count <= 64) {
       multiply_tile<64>(p, shared, stages, tile, ring);
     } else if (tile.count <= 96) {
@@ -315,7 +331,7 @@ __device__ void multiply(const WideProducts& p, Shared& shared, uint32_t stages)
     } else {
       multiply_tile<192>(p, shared, stages, tile, ring);
     }
-  });
+  }
 }
 
 __global__ void __launch_bounds__(kWideThreads, 1)
