@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/check.h"
@@ -20,7 +21,8 @@ struct QueryTile {
 // Sequences of up to this many queries a KV head are split by keys, others by queries.
 constexpr int kMostSplitQueries = 64;
 constexpr int kSplitTileQueries = 16;
-constexpr int kTileQueries = 64;
+// Tiles of more queries are for where there would be more blocks than run at once.
+constexpr int kTileQueries = 64, kManyTileQueries = 128;
 
 // Splits are of whole stretches of this many keys, aligned to absolute positions.
 constexpr int kStretch = 64;
@@ -294,19 +296,20 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
 
 // Which tiles a call has.
 struct TilePlan {
+  int tile_queries = kTileQueries;  // of those that are not split
   int num_split_tiles = 0;
   int num_tiles = 0;
   int most_split_queries = 1;
   int most_keys = 1;  // that a tile which is split may see
 };
 
-TilePlan plan_tiles(const AttentionCall& call) {
-  TilePlan plan;
+TilePlan plan_tiles(const AttentionCall& call, int tile_queries) {
+  TilePlan plan{.tile_queries = tile_queries};
   for (const SequenceRows& s : call.sequences) {
     if (s.num_rows == 0) continue;
     const int queries = static_cast<int>(s.num_rows) * call.group();
     if (queries > kMostSplitQueries) {
-      plan.num_tiles += ceil_divide(queries, kTileQueries);
+      plan.num_tiles += ceil_divide(queries, tile_queries);
       continue;
     }
     plan.num_split_tiles += ceil_divide(queries, kSplitTileQueries);
@@ -333,7 +336,7 @@ const std::byte* upload_tiles(const AttentionCall& call, const TilePlan& plan) {
     for (size_t i = 0; i < call.sequences.size(); ++i) {
       const int queries = static_cast<int>(call.sequences[i].num_rows) * group;
       const bool split = queries <= kMostSplitQueries;
-      for (int first = 0; first < queries; first += split ? kSplitTileQueries : kTileQueries) {
+      for (int first = 0; first < queries; first += split ? kSplitTileQueries : plan.tile_queries) {
         *(split ? split_tiles : tiles)++ = {static_cast<int32_t>(i), first};
       }
     }
@@ -347,7 +350,8 @@ const std::byte* upload_tiles(const AttentionCall& call, const TilePlan& plan) {
   };
   // Beside the table of the sequences, which has their address itself as its key. For steps of one
   // row a sequence it does not depend on anything but their number.
-  const auto* key = reinterpret_cast<const std::byte*>(call.sequences.data()) + 1;
+  const auto* key = reinterpret_cast<const std::byte*>(call.sequences.data()) +
+                    (plan.tile_queries == kTileQueries ? 1 : 2);
   return static_cast<const std::byte*>(call.stream.cuda().table(key, bytes, fill));
 }
 
@@ -372,12 +376,14 @@ template <typename Stored>
 struct Shapes<64, Stored> {
   using Split = TileShape<64, 1, 4, 64, Stored>;
   using Tile = TileShape<64, 4, 1, 64, Stored>;
+  using ManyTile = Tile;
   static constexpr int kSplitBlocks = 4, kTileBlocks = 3;
 };
 template <typename Stored>
 struct Shapes<128, Stored> {
   using Split = TileShape<128, 1, 4, 64, Stored>;
   using Tile = TileShape<128, 4, 1, 64, Stored>;
+  using ManyTile = Tile;
   static constexpr int kSplitBlocks = Split::kScaled ? 3 : 4, kTileBlocks = 2;
 };
 template <typename Stored>
@@ -387,19 +393,27 @@ struct Shapes<256, Stored> {
   static constexpr int kKeys = kCodes ? 32 : 64;
   using Split = TileShape<256, 1, 4, kKeys, Stored>;
   using Tile = TileShape<256, 4, 2, kKeys, Stored, kCodes ? 1 : 2>;
+  using ManyTile =
+      std::conditional_t<kCodes, Tile, TileShape<256, 8, 2, kKeys, Stored, kCodes ? 1 : 2>>;
   static constexpr int kSplitBlocks = 3, kTileBlocks = kCodes ? 2 : 1;
 };
 template <typename Stored>
 struct Shapes<512, Stored> {
   using Split = TileShape<512, 1, 4, 32, Stored>;
   using Tile = TileShape<512, 4, 4, 32, Stored, sizeof(Stored) == 1 ? 1 : 2>;
+  using ManyTile = Tile;
   static constexpr int kSplitBlocks = Split::kScaled ? 1 : 2, kTileBlocks = 1;
 };
 
 template <int kDim, typename Stored>
 void run(const AttentionCall& call) {
   using S = Shapes<kDim, Stored>;
-  const TilePlan plan = plan_tiles(call);
+  TilePlan plan = plan_tiles(call, kTileQueries);
+  static const char* const variant = std::getenv("BRAID_TILES");
+  if (S::ManyTile::kQueries == kManyTileQueries && variant == nullptr &&
+      plan.num_tiles * call.kv_heads() > call.stream.cuda().num_multiprocessors()) {
+    plan = plan_tiles(call, kManyTileQueries);
+  }
   if (plan.num_split_tiles + plan.num_tiles == 0) return;
   const std::byte* tiles = upload_tiles(call, plan);
   TileArguments args{.q = rows_of<const float>(call.q),
@@ -430,8 +444,11 @@ void run(const AttentionCall& call) {
                                                            args.max_splits);
   }
   args.tiles += plan.num_split_tiles;
-  if (plan.num_tiles > 0) {
+  if (plan.num_tiles == 0) return;
+  if (plan.tile_queries == kTileQueries) {
     launch_tiles<typename S::Tile, false, S::kTileBlocks>(call, args, plan.num_tiles, 1);
+  } else {
+    launch_tiles<typename S::ManyTile, false, S::kTileBlocks>(call, args, plan.num_tiles, 1);
   }
 }
 
