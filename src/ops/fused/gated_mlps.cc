@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
+#include "tensor/cuda/stream_state.h"
 #include "tensor/profiler.h"
 
 namespace braid {
@@ -22,6 +23,15 @@ void check_call(const GatedMlpCall& call) {
   BRAID_CHECK(call.x->x.dim(1) == hidden && call.out.dim(0) == rows && call.out.dim(1) == hidden,
               "x {}, out {} of {} rows", to_string(call.x->x.shape()), to_string(call.out.shape()),
               rows);
+}
+
+// Whether results of this type are made of calls like these.
+bool has_output_type(Stream& stream, std::span<const GatedMlpCall> calls) {
+  const GatedMlpCall& last = calls.back();
+  const bool rounds = last.out.dtype() == DType::kBF16;
+  if (last.groups == nullptr || stream.cuda().deterministic()) return !rounds;
+  const bool codes = calls[0].x->token_codes.rank() == 2;
+  return codes ? rounds : !rounds || calls.size() == 1;
 }
 
 // How many experts got tokens is not known here.
@@ -52,12 +62,13 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     check_call(call);
     if (call.out.empty()) return false;
   }
+  if (!has_output_type(stream, calls)) return false;
   const OpScope op(stream, "gated_mlps", calls[0].gate->format->name,
                    [&] { return work_of(calls); });
   if (calls[0].x->token_codes.rank() == 2) return cuda::int8_mlps(stream, workspace, calls);
-  const bool rounds = calls.back().out.dtype() == DType::kBF16;
-  if (!rounds) return cuda::gated_mlps(stream, workspace, calls);
-  return calls.size() == 1 && cuda::wide_gated_mlp(stream, workspace, calls[0]);
+  return calls.back().out.dtype() == DType::kBF16
+             ? cuda::wide_gated_mlp(stream, workspace, calls[0])
+             : cuda::gated_mlps(stream, workspace, calls);
 }
 
 }  // namespace braid

@@ -15,10 +15,8 @@ constexpr int64_t kWidthMultiple = 32;
 bool fits(Stream& stream, const GatedMlpCall& call) {
   const int64_t width = call.down->cols();
   const auto reads = [&](const Weight& w) { return w.empty() || reads_token_codes(w, *call.x); };
-  // Experts' results are rounded, or the sums over them would read twice as much.
-  const bool rounds = call.groups != nullptr && !stream.cuda().deterministic();
-  return call.out.dtype() == (rounds ? DType::kBF16 : DType::kF32) &&
-         (!rounds || (call.down->rows() % 16 == 0 && call.out.row_stride() % 4 == 0)) &&
+  const bool rounds = call.out.dtype() == DType::kBF16;
+  return (!rounds || (call.down->rows() % 16 == 0 && call.out.row_stride() % 4 == 0)) &&
          reads(*call.gate) && reads(*call.up) && reads(*call.down) && width % kWidthMultiple == 0 &&
          width <= kMostTokenCodes && (call.groups != nullptr || width <= kMostDenseWidth) &&
          has_int8_products(stream);
