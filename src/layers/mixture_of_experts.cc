@@ -31,7 +31,7 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
   const TensorView rounded(exact.raw(), DType::kBF16, exact.shape(), exact.device());
   const auto in_one_pass = [&](size_t first) {
     if (step.product_observer != nullptr || stream.is_cpu()) return false;
-    for (const TensorView& rows : {exact, rounded}) {
+    for (const TensorView& rows : {rounded, exact}) {
       calls[1].out = outputs.rows = rows;
       if (gated_mlps(stream, workspace, std::span(calls).subspan(first))) return true;
     }

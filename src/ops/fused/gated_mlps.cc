@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/linear/cuda/products.h"
 #include "tensor/cuda/stream_state.h"
 #include "tensor/profiler.h"
 
@@ -25,13 +26,11 @@ void check_call(const GatedMlpCall& call) {
               rows);
 }
 
-// Whether results of this type are made of calls like these.
-bool has_output_type(Stream& stream, std::span<const GatedMlpCall> calls) {
+// Whether results may be bfloat16.
+bool can_round(Stream& stream, std::span<const GatedMlpCall> calls) {
   const GatedMlpCall& last = calls.back();
-  const bool rounds = last.out.dtype() == DType::kBF16;
-  if (last.groups == nullptr || stream.cuda().deterministic()) return !rounds;
-  const bool codes = calls[0].x->token_codes.rank() == 2;
-  return codes ? rounds : !rounds || calls.size() == 1;
+  return last.groups != nullptr && !stream.cuda().deterministic() &&
+         last.out.dim(0) > kFewTokensPerExpert * last.gate->shape.dim(0);
 }
 
 // How many experts got tokens is not known here.
@@ -62,13 +61,14 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     check_call(call);
     if (call.out.empty()) return false;
   }
-  if (!has_output_type(stream, calls)) return false;
+  const bool rounds = calls.back().out.dtype() == DType::kBF16;
+  const bool codes = calls[0].x->token_codes.rank() == 2;
+  if (rounds && (!can_round(stream, calls) || (!codes && calls.size() > 1))) return false;
   const OpScope op(stream, "gated_mlps", calls[0].gate->format->name,
                    [&] { return work_of(calls); });
-  if (calls[0].x->token_codes.rank() == 2) return cuda::int8_mlps(stream, workspace, calls);
-  return calls.back().out.dtype() == DType::kBF16
-             ? cuda::wide_gated_mlp(stream, workspace, calls[0])
-             : cuda::gated_mlps(stream, workspace, calls);
+  if (codes) return cuda::int8_mlps(stream, workspace, calls);
+  return rounds ? cuda::wide_gated_mlp(stream, workspace, calls[0])
+                : cuda::gated_mlps(stream, workspace, calls);
 }
 
 }  // namespace braid

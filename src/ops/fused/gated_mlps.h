@@ -25,9 +25,9 @@ struct GatedMlpCall {
 };
 
 // At most one call without groups and one with, as one pass over their weights, where the device
-// has that; inputs of W_down are then rounded as x is. Passes for many tokens of experts leave
-// bfloat16, rounded once, others (all, of a deterministic stream) float32: `out` must be of that
-// type. False: nothing was done. Otherwise sums have another order than those of the single ops.
+// has that; inputs of W_down are then rounded as x is. `out` is float32, or for many tokens of
+// experts, the last call, bfloat16: their results are then rounded once (not on a deterministic
+// stream). False: nothing was done. Sums have another order than those of the single ops.
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
 
 }  // namespace braid

@@ -148,21 +148,10 @@ TEST_P(TokenCodesTest, GatedBlocksAreTheirOpsInTurn) {
             dense_out({tokens, hidden}, 2);
         x.fill_normal(random);
         const LinearInput input = prepare(x);
-        GatedMlpCall calls[] = {
+        const GatedMlpCall calls[] = {
             {activation, &dense_gate, &none, &dense_down, &input, nullptr, dense_out},
             {activation, &gate, &up, &down, &input, &groups, out}};
-        const Tensor rounded(DType::kBF16, {pairs, hidden}, device);
-        std::fill_n(static_cast<uint16_t*>(rounded.view().raw()), pairs * hidden,
-                    uint16_t{0x7fc0});  // not a number
-        ASSERT_FALSE(gated_mlps(stream, workspace, calls));
-        calls[1].out = rounded.view();
         ASSERT_TRUE(gated_mlps(stream, workspace, calls));
-        stream.cuda().set_deterministic(true);
-        EXPECT_FALSE(gated_mlps(stream, workspace, calls));
-        calls[1].out = out;
-        const bool done = gated_mlps(stream, workspace, calls);
-        stream.cuda().set_deterministic(false);
-        ASSERT_TRUE(done);
 
         PaddedTensor expected({pairs, hidden}, 0), dense_expected({tokens, hidden}, 0);
         const LinearInput sorted = gather_input(stream, workspace, input, rows);
@@ -179,11 +168,20 @@ TEST_P(TokenCodesTest, GatedBlocksAreTheirOpsInTurn) {
                                 both.view().columns(width, width), kPerToken),
             offsets.view(), expected);
         expect_same_rows(out, expected);
-        for (int64_t i = 0; i < pairs * hidden; ++i) {
-          const BFloat16 actual = static_cast<const BFloat16*>(rounded.view().raw())[i];
-          const BFloat16 wanted = to_bfloat16(expected.row(0)[i]);
-          ASSERT_EQ(std::bit_cast<uint16_t>(actual), std::bit_cast<uint16_t>(wanted))
-              << "rounded element " << i;
+        if (pairs > 8 * experts) {
+          const Tensor rounded(DType::kBF16, {pairs, hidden}, device);
+          auto* const actual = static_cast<BFloat16*>(rounded.view().raw());
+          std::fill_n(actual, pairs * hidden, to_bfloat16(kNan));
+          GatedMlpCall call = calls[1];
+          call.out = rounded.view();
+          ASSERT_TRUE(gated_mlps(stream, workspace, std::span(&call, 1)));
+          for (int64_t i = 0; i < pairs * hidden; ++i) {
+            ASSERT_EQ(actual[i].bits, to_bfloat16(expected.row(0)[i]).bits)
+                << "rounded element " << i;
+          }
+          stream.cuda().set_deterministic(true);
+          EXPECT_FALSE(gated_mlps(stream, workspace, std::span(&call, 1)));
+          stream.cuda().set_deterministic(false);
         }
         PaddedTensor dense_both({tokens, 2 * width}, 0);
         linear(stream, dense_gate, input, dense_both);
