@@ -30,7 +30,7 @@ void check_call(const GatedMlpCall& call) {
 bool can_round(Stream& stream, std::span<const GatedMlpCall> calls) {
   const GatedMlpCall& last = calls.back();
   return last.groups != nullptr && !stream.cuda().deterministic() &&
-         last.out.dim(0) > kFewTokensPerExpert * last.gate->shape.dim(0);
+         last.out.dim(0) > cuda::kFewTokensPerExpert * last.gate->shape.dim(0);
 }
 
 // How many experts got tokens is not known here.
