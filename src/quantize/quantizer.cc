@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -20,6 +19,7 @@
 #include "layers/placement.h"
 #include "models/registry.h"
 #include "quant/panels.h"
+#include "quantize/finite_weights.h"
 #include "quantize/gguf_output.h"
 #include "quantize/gguf_recipe.h"
 #include "quantize/layer_hessians.h"
@@ -30,6 +30,7 @@
 #include "quantize/report.h"
 #include "quantize/text_file.h"
 #include "quantize/work_folder.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
 namespace {
@@ -87,40 +88,6 @@ uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
   return key.value();
 }
 
-// Infinity or NaN in any number of a tensor.
-bool all_finite(const Weight& weight) {
-  const int64_t cols = weight.cols(),
-                rows = weight.shape.num_elements() / std::max<int64_t>(cols, 1);
-  std::vector<float> row(static_cast<size_t>(cols));
-  for (int64_t r = 0; r < rows; ++r) {
-    expand_row(weight, r, row.data());
-    for (const float x : row) {
-      if (!std::isfinite(x)) return false;
-    }
-  }
-  return true;
-}
-
-void refuse_nonfinite(const WeightMap& weights, ThreadPool& pool) {
-  std::vector<const StoredTensor*> tensors;
-  for (const auto& [name, tensor] : weights.tensors()) {
-    if (tensor.weight.format != nullptr && tensor.weight.shape.num_elements() > 0) {
-      tensors.push_back(&tensor);
-    }
-  }
-  std::vector<char> bad(tensors.size());
-  pool.parallel_for(static_cast<int64_t>(tensors.size()), 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) bad[i] = all_finite(tensors[i]->weight) ? 0 : 1;
-  });
-  std::vector<std::string> names;
-  for (size_t i = 0; i < bad.size(); ++i) {
-    if (bad[i] != 0) names.push_back(printable(tensors[i]->name));
-  }
-  if (!names.empty()) {
-    throw Error("{}: NaN or infinite weights in {}", weights.origin(), join_some(names, ", ", 5));
-  }
-}
-
 bool has_single_experts(const WeightMap& weights) {
   return std::any_of(weights.tensors().begin(), weights.tensors().end(),
                      [](const auto& entry) { return expert_name(entry.first).has_value(); });
@@ -166,7 +133,10 @@ class Quantizer {
 
   QuantizeResult run() {
     const auto start = Clock::now();
-    refuse_nonfinite(files_.weights(), pool_);
+    {
+      const PhaseTimer timer(stream_, times_.load);
+      refuse_nonfinite(files_.weights(), pool_);
+    }
     const int64_t layers = num_layers_;
     if (calibrated()) {
       if (!stream_.is_cpu()) {
@@ -188,6 +158,9 @@ class Quantizer {
     QuantizeResult result = write();
     times_.total = std::chrono::duration<double>(Clock::now() - start).count();
     result.times = times_;
+    if (!stream_.is_cpu()) {
+      result.device_peak_bytes = cuda::memory_use(stream_.device().index).peak_bytes;
+    }
     write_reports(output_, {plans_, results_, result, calibration_, options_, path_});
     as_gguf() ? publish_gguf() : work_.publish();
     return result;
@@ -434,8 +407,8 @@ class Quantizer {
         const Weight& weight = weights_.find(plan.name)->second;
         std::vector<OutputTensors> parts =
             options_.file_format == QuantizedFileFormat::kGptq
-                ? gptq_parts(plan, weight)
-                : compressed_tensors_parts(plan, weight, options_.split_experts);
+                ? gptq_parts(plan, weight, pool_)
+                : compressed_tensors_parts(plan, weight, options_.split_experts, pool_);
         for (OutputTensors& part : parts) outputs.push_back(std::move(part));
         continue;
       }
@@ -486,6 +459,7 @@ class Quantizer {
     }
     if (as_gguf()) {
       write_gguf(result);
+      work_.settle_output();
       return result;
     }
     const std::vector<OutputTensors> tensors = outputs();
@@ -497,6 +471,7 @@ class Quantizer {
       result.bytes_after += static_cast<int64_t>(fs::file_size(output_ / name));
     }
     copy_other_files();
+    work_.settle_output();
     const double difference = static_cast<double>(result.bytes_after - result.bytes_predicted) -
                               header_bytes_allowed(tensors);
     if (difference > kSizeTolerance * static_cast<double>(result.bytes_predicted)) {

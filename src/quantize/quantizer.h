@@ -57,7 +57,7 @@ struct QuantizeOptions {
 };
 
 struct PhaseTimes {
-  double load = 0;  // of weights: expanded, or to a device
+  double load = 0;  // of weights: looked through, expanded, or to a device
   double forward = 0, hessian = 0, factor = 0, round = 0, compare = 0, pack = 0, write = 0,
          total = 0;
   double hessian_operations = 0;
@@ -71,6 +71,7 @@ struct QuantizeResult {
   int64_t bytes_before = 0, bytes_predicted = 0, bytes_after = 0;  // of tensors
   int64_t num_starved = 0;
   std::vector<std::string> added;  // tensors of a GGUF file that the source has not
+  int64_t device_peak_bytes = 0;   // allocated on the device at most
   PhaseTimes times;
 };
 
