@@ -77,6 +77,7 @@ TEST_P(CudaPlanTest, HoldsWhatARunTakes) {
     add_model(plan, "", model, {described.placed().bytes, described.placed().beside}, cache,
               {.tokens = cache.max_step_tokens,
                .logits_rows = kSequences,
+               .edited_rows = kSequences,
                .sequences = kSequences,
                .precision = precision},
               *memory);
