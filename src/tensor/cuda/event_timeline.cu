@@ -22,9 +22,7 @@ __device__ uint64_t device_ns() {
 __global__ void gate(const volatile uint32_t* opened, uint32_t number) {
   const uint64_t begin = device_ns();
   while (static_cast<int32_t>(*opened - number) < 0 && device_ns() - begin < kLongestHoldNs) {
-#if __CUDA_ARCH__ >= 700
     __nanosleep(200);
-#endif
   }
 }
 
