@@ -226,8 +226,12 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
   if (memory) report_peak(*memory, loaded.device());
   if (options.profile.wanted()) {
     for (const BenchRow& row : result.rows) {
-      fmt::print(stderr, "\n{}: one repetition, {:.1f} ms\n{}", row.key(), 1e3 * row.work.seconds,
-                 profile_tables(row.ops, row.work.seconds));
+      const Ceilings* ceilings = result.ceilings_for(row.threads);
+      fmt::print(
+          stderr, "\n{}\n{}",
+          profile_summary(row.key() + ": one repetition", row.work.seconds, row.profile_cost),
+          profile_tables(row.ops, row.work.seconds,
+                         ceilings != nullptr ? ceilings->read_bytes_per_second : 0));
     }
   }
   if (options.profile.wants_trace()) options.profile.write_trace(events, num_dropped);

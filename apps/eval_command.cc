@@ -213,6 +213,7 @@ class Evaluation {
           const CacheOptions other = cache_options(loaded.model(), engine, shape.context);
           const StepSize engine_step{.tokens = other.max_step_tokens,
                                      .logits_rows = other.max_sequences,
+                                     .edited_rows = other.max_sequences,
                                      .sequences = other.max_sequences,
                                      .precision = options.precision()};
           cache.max_tokens = std::max(cache.max_tokens, other.max_tokens);

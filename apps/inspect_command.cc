@@ -37,6 +37,7 @@ MemoryPlan plan_memory(const InspectOptions& options, const LoadedModel& loaded,
   add_model(plan, "", loaded.model(), weights, cache,
             {.tokens = cache.max_step_tokens,
              .logits_rows = cache.max_sequences,
+             .edited_rows = cache.max_sequences,
              .sequences = cache.max_sequences,
              .precision = options.device.precision()},
             *device);

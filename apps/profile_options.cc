@@ -22,7 +22,7 @@ std::string rate(double amount, double seconds) {
 }
 
 std::string table_of(const char* title, const std::vector<OpResult>& ops, double seconds,
-                     std::string (*name_of)(const OpResult&)) {
+                     double read_rate, std::string (*name_of)(const OpResult&)) {
   std::vector<Line> lines;
   double known = 0;
   for (const OpResult& op : ops) {
@@ -35,18 +35,32 @@ std::string table_of(const char* title, const std::vector<OpResult>& ops, double
   }
   std::stable_sort(lines.begin(), lines.end(),
                    [](const Line& a, const Line& b) { return a.cost.seconds > b.cost.seconds; });
-  Table table({title, "ms", "share", "calls", "GB/s", "GOP/s"});
+  std::vector<std::string> header{title, "ms", "share", "calls", "GB/s", "GOP/s"};
+  if (read_rate > 0) header.emplace_back("of reads");
+  Table table(header);
   const auto share = [&](double part) {
     return fmt::format("{:.1f} %", seconds > 0 ? 100 * part / seconds : 0.0);
   };
   for (const Line& line : lines) {
     const Profiler::Entry& cost = line.cost;
-    table.add({line.name, fmt::format("{:.2f}", 1e3 * cost.seconds), share(cost.seconds),
-               std::to_string(cost.calls), rate(cost.bytes(), cost.seconds),
-               rate(cost.all_operations(), cost.seconds)});
+    std::vector<std::string> row{line.name,
+                                 fmt::format("{:.2f}", 1e3 * cost.seconds),
+                                 share(cost.seconds),
+                                 std::to_string(cost.calls),
+                                 rate(cost.bytes(), cost.seconds),
+                                 rate(cost.all_operations(), cost.seconds)};
+    if (read_rate > 0) {
+      const double bytes = cost.weight_bytes + cost.state_bytes;
+      row.push_back(bytes > 0 && cost.seconds > 0
+                        ? fmt::format("{:.0f} %", 100 * bytes / cost.seconds / read_rate)
+                        : "–");
+    }
+    table.add(row);
   }
   const double rest = std::max(0.0, seconds - known);
-  table.add({"(between ops)", fmt::format("{:.2f}", 1e3 * rest), share(rest), "–", "–", "–"});
+  std::vector<std::string> between{"(between ops)", fmt::format("{:.2f}", 1e3 * rest), share(rest)};
+  between.resize(header.size(), "–");
+  table.add(between);
   return table.to_string();
 }
 
@@ -76,8 +90,10 @@ Profiler* ProfileOptions::profiler() const {
 
 void ProfileOptions::report() const {
   if (profiler_ == nullptr) return;
-  fmt::print(stderr, "{} steps, {:.1f} ms\n{}", profiler_->num_steps(),
-             1e3 * profiler_->step_seconds(),
+  profiler_->collect();
+  fmt::print(stderr, "{}\n{}",
+             profile_summary(fmt::format("{} steps", profiler_->num_steps()),
+                             profiler_->step_seconds(), profiler_->device_cost()),
              profile_tables(op_results(*profiler_), profiler_->step_seconds()));
   if (wants_trace()) write_trace(profiler_->events(), profiler_->num_dropped_events());
 }
@@ -90,12 +106,25 @@ void ProfileOptions::write_trace(const std::vector<Profiler::Event>& events,
   if (!file) throw Error("{}: cannot write the trace", file_);
 }
 
-std::string profile_tables(const std::vector<OpResult>& ops, double seconds) {
-  return table_of("op", ops, seconds,
+std::string profile_tables(const std::vector<OpResult>& ops, double seconds, double read_rate) {
+  return table_of("op", ops, seconds, read_rate,
                   [](const OpResult& op) {
                     return op.operand.empty() ? op.op : op.op + " " + op.operand;
                   }) +
-         "\n" + table_of("layer", ops, seconds, [](const OpResult& op) { return op.layer; });
+         "\n" +
+         table_of("layer", ops, seconds, read_rate, [](const OpResult& op) { return op.layer; });
+}
+
+std::string profile_summary(const std::string& steps, double seconds,
+                            const std::optional<Profiler::DeviceCost>& cost) {
+  std::string text = fmt::format("{}, {:.1f} ms", steps, 1e3 * seconds);
+  if (!cost) return text;
+  return text + fmt::format(
+                    " of the device ({:.1f} ms by the host's clock). While profiling, ops are "
+                    "queued one by one, without graphs and without overlap; {} events around them "
+                    "took about {:.2f} us each, {:.1f} ms in all, half of it within the ops",
+                    1e3 * cost->host_seconds, cost->marks, 1e6 * cost->mark_seconds,
+                    1e3 * static_cast<double>(cost->marks) * cost->mark_seconds);
 }
 
 }  // namespace braid

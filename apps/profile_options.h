@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,12 @@ class ProfileOptions {
 };
 
 // Two tables, by op and by kind of layer: time, share of `seconds`, calls, GB/s (weights, states
-// and activations) and GOP/s.
-std::string profile_tables(const std::vector<OpResult>& ops, double seconds);
+// and activations) and GOP/s; given what reads can reach, also how much of it (weights and states
+// alone).
+std::string profile_tables(const std::vector<OpResult>& ops, double seconds,
+                           double read_bytes_per_second = 0);
+// "12 steps, 34.5 ms", and on a device what measuring it cost.
+std::string profile_summary(const std::string& steps, double seconds,
+                            const std::optional<Profiler::DeviceCost>& cost);
 
 }  // namespace braid

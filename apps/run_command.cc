@@ -20,6 +20,7 @@
 #include "apps/text_io.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "engine/draft_plan.h"
 
 namespace braid {
 namespace {
@@ -75,11 +76,7 @@ void check(const RunOptionsCli& options) {
   options.sampling.check();
   options.speculation.check();
   options.profile.check();
-  const bool drafts =
-      options.speculation.drafter != "off" && options.speculation.drafter != "ngram";
-  if (options.memory.budget_bytes() > 0 && drafts) {
-    throw UsageError("--memory-budget does not plan draft models; leave --speculate out");
-  }
+  options.memory.budget_bytes();
 }
 
 // Of everything but the drafter.
@@ -104,20 +101,33 @@ MemoryPlan plan_memory(const RunOptionsCli& options, EngineOptions& engine) {
   const LoadedModel described = options.memory.describe(options.device);
   const Model& model = described.model();
   const auto device = device_memory(described.device(), num_threads_of(options.device));
-  const PlanWithWeights plan_with = [&](const MemoryShape& shape, const WeightBytes& weights) {
-    EngineOptions shaped = engine;
-    shaped.max_sequences = shape.sequences;
-    CacheOptions cache = cache_options(model, shaped, shape.context);
-    const int64_t drafts =
-        options.speculation.drafter == "off" ? 0 : options.speculation.draft_tokens;
+  const DraftPlan draft(parse_drafter(options.speculation.drafter), described);
+  const int64_t drafts =
+      options.speculation.drafter == "off" ? 0 : options.speculation.draft_tokens;
+  const auto shaped = [&](const MemoryShape& shape) {
+    EngineOptions result = engine;
+    result.max_sequences = shape.sequences;
+    result.speculation.max_drafts = drafts;
+    return result;
+  };
+  const auto cache_of = [&](const MemoryShape& shape) {
+    CacheOptions cache = cache_options(model, shaped(shape), shape.context);
     if (drafts > 0) cache.max_logged_tokens = std::min(drafts + 1, cache.max_step_tokens);
+    return cache;
+  };
+  const auto step_of = [&](const MemoryShape& shape, const CacheOptions& cache) {
+    const int64_t rows = std::min(shape.sequences * (drafts + 1), cache.max_step_tokens);
+    return StepSize{.tokens = cache.max_step_tokens,
+                    .logits_rows = rows,
+                    .edited_rows = rows,
+                    .sequences = shape.sequences,
+                    .precision = engine.precision};
+  };
+  const PlanWithWeights plan_with = [&](const MemoryShape& shape, const WeightBytes& weights) {
+    const CacheOptions cache = cache_of(shape);
     MemoryPlan result = base_plan(*device, described);
-    add_model(result, "", model, weights, cache,
-              {.tokens = cache.max_step_tokens,
-               .logits_rows = std::min(shape.sequences * (drafts + 1), cache.max_step_tokens),
-               .sequences = shape.sequences,
-               .precision = engine.precision},
-              *device);
+    add_model(result, "", model, weights, cache, step_of(shape, cache), *device);
+    draft.add(result, drafter_sizes(shaped(shape), cache), *device);
     return result;
   };
   const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
@@ -140,7 +150,7 @@ MemoryPlan plan_memory(const RunOptionsCli& options, EngineOptions& engine) {
   enforce_budget(budget, shape, plan);
   engine.max_context = shape.context;
   MemoryPlan settled = plan(shape);
-  engine.workspace_bytes = settled.bytes(MemoryKind::kWorkspace);
+  engine.workspace_bytes = device->workspace_bytes(model, step_of(shape, cache_of(shape)));
   return settled;
 }
 

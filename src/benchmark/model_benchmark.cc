@@ -211,11 +211,13 @@ class ModelBenchmark {
   void profile(Case& item) {
     Profiler profiler(/*keeps_events=*/options_.on_profile != nullptr);
     run_once(item, false, &profiler);
+    profiler.collect();
     if (options_.on_profile) options_.on_profile(profiler);
     item.row.work = profiler.total();
     item.row.work.seconds = profiler.step_seconds();
     item.row.work.calls = profiler.num_steps();
     item.row.ops = op_results(profiler);
+    item.row.profile_cost = profiler.device_cost();
   }
 
   void report(const Case& item, const char* what) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct BenchRow {
   std::vector<double> seconds;  // of each repetition, in the order measured
   Profiler::Entry work;         // of one repetition; its time is that of the profiled one
   std::vector<OpResult> ops;    // the same by op, longest first
+  std::optional<Profiler::DeviceCost> profile_cost;  // on a device: what profiling it cost
 
   // "pp512 b1 t2 d0": what makes a row comparable with one of another run.
   std::string key() const;
@@ -67,7 +69,7 @@ std::string to_json(const BenchResult& result);
 // Throws Error naming `origin` and the field at fault.
 BenchResult bench_result_from_json(const std::string& text, const std::string& origin);
 
-// The ops of a profiler, longest first.
+// The ops of a profiler that has collected all, longest first.
 std::vector<OpResult> op_results(const Profiler& profiler);
 
 }  // namespace braid

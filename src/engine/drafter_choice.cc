@@ -83,19 +83,22 @@ DrafterChoice parse_drafter(std::string_view text) {
       text);
 }
 
+void check_drafter(const DrafterChoice& choice, const LoadedModel& target) {
+  if (choice.kind != DrafterChoice::Kind::kMtp || target.model().draft_head() != nullptr) return;
+  throw Error(
+      "{}: --speculate mtp: this model has no multi-token-prediction head (only some "
+      "Qwen3-Next and Qwen3.5 checkpoints do); use ngram, model:PATH or off",
+      target.origin());
+}
+
 DrafterFactory load_drafter(const DrafterChoice& choice, const LoadedModel& target) {
+  check_drafter(choice, target);
   switch (choice.kind) {
     case DrafterChoice::Kind::kOff:
       return {};
     case DrafterChoice::Kind::kNgram:
       return [](const DrafterSetup&) { return std::make_unique<NgramDrafter>(); };
     case DrafterChoice::Kind::kMtp:
-      if (target.model().draft_head() == nullptr) {
-        throw Error(
-            "{}: --speculate mtp: this model has no multi-token-prediction head (only some "
-            "Qwen3-Next and Qwen3.5 checkpoints do); use ngram, model:PATH or off",
-            target.origin());
-      }
       return [](const DrafterSetup& setup) { return std::make_unique<MtpDrafter>(setup); };
     case DrafterChoice::Kind::kModel:
       return load_model_drafter(choice.path, target);

@@ -18,6 +18,9 @@ struct DrafterChoice {
 // "mtp", "assistant:PATH", "model:PATH", "ngram" or "off". Throws UsageError that lists them.
 DrafterChoice parse_drafter(std::string_view text);
 
+// Throws Error if the target has no head of the kind.
+void check_drafter(const DrafterChoice& choice, const LoadedModel& target);
+
 // Loads what the choice needs; for kOff the result is empty. Throws Error if it does not go with
 // the target: no head of the kind, another vocabulary or tokenizer, other sizes. The target must
 // outlive the factory and what it makes.

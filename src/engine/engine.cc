@@ -68,6 +68,15 @@ CacheOptions cache_options(const Model& model, const EngineOptions& options, int
           .max_logged_tokens = drafts > 0 ? std::min(drafts + 1, step) : 0};
 }
 
+DrafterSizes drafter_sizes(const EngineOptions& options, const CacheOptions& cache) {
+  return {.precision = options.precision,
+          .kv_dtype = options.kv_dtype,
+          .max_context = cache.max_sequence_tokens,
+          .max_sequences = cache.max_sequences,
+          .max_step_tokens = cache.max_step_tokens,
+          .max_drafts = options.speculation.max_drafts};
+}
+
 Engine::Engine(const LoadedModel& loaded, const EngineOptions& options)
     : loaded_(loaded),
       options_(check(options)),
@@ -79,15 +88,9 @@ Engine::Engine(const LoadedModel& loaded, const EngineOptions& options)
       runner_(loaded.model(), pool_, stream_, runner_options(options)) {
   stream_.set_profiler(options.profiler);
   if (!options.speculation.drafter) return;
-  speculation_.emplace(options.speculation,
-                       DrafterSetup{.target = loaded.model(),
-                                    .stream = stream_,
-                                    .precision = options.precision,
-                                    .kv_dtype = options.kv_dtype,
-                                    .max_context = max_context_,
-                                    .max_sequences = max_kept_sequences(options),
-                                    .max_step_tokens = runner_.max_step_tokens(),
-                                    .max_drafts = options.speculation.max_drafts});
+  speculation_.emplace(
+      options.speculation,
+      DrafterSetup(drafter_sizes(options, pool_.plan().options), loaded.model(), stream_));
 }
 
 Engine::~Engine() {

@@ -50,6 +50,8 @@ struct EngineOptions {
 // Error for a context that the model does not have.
 int64_t resolve_context(const Model& model, int64_t asked);
 CacheOptions cache_options(const Model& model, const EngineOptions& options, int64_t max_context);
+// What a drafter of an engine with this cache is told.
+DrafterSizes drafter_sizes(const EngineOptions& options, const CacheOptions& cache);
 
 struct EngineStats {
   int64_t prompt_tokens = 0;  // computed

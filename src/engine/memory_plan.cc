@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cuda/token_ops.h"
 #include "runner/runner.h"
 #include "tensor/cuda/device_memory.h"
 #include "tensor/cuda/stream_memory.h"
@@ -16,7 +17,7 @@ namespace {
 constexpr int64_t kFloat = sizeof(float);
 // Of an input of a matrix: the element itself, and what rounding makes of it: a copy with spread
 // rows, and beside it a packed one; or codes by block and by token, these twice.
-double input_bytes(ActivationPrecision precision) {
+double host_input_bytes(ActivationPrecision precision) {
   switch (precision) {
     case ActivationPrecision::kF32:
       return kFloat + 4;
@@ -107,9 +108,13 @@ class CpuMemory : public DeviceMemory {
 
   int64_t allocated(int64_t bytes) const override { return bytes; }
 
-  int64_t workspace_bytes(const Model& model, const StepSize& step) const override {
+  int64_t step_bytes(const Model& model, const StepSize& step) const override {
     return activation_bytes(model, step, input_bytes(step.precision)) +
            num_threads_ * cache_shape(model.cache_layout()).scratch;
+  }
+
+  double input_bytes(ActivationPrecision precision) const override {
+    return host_input_bytes(precision);
   }
 
   // Measured with the demo models, whose weights and tokenizers are small: see
@@ -118,8 +123,6 @@ class CpuMemory : public DeviceMemory {
     plan.add(MemoryKind::kFixed, "program and libraries", int64_t{24} << 20);
     plan.add(MemoryKind::kFixed, "threads", num_threads_ * (int64_t{256} << 10));
   }
-
-  void add_runner(MemoryPlan&, const std::string&, const Model&, const StepSize&) const override {}
 
  private:
   int64_t num_threads_;
@@ -167,24 +170,36 @@ class CudaMemory : public DeviceMemory {
  public:
   int64_t allocated(int64_t bytes) const override { return cuda::footprint(bytes); }
 
-  // The workspace grows by pieces.
-  int64_t workspace_bytes(const Model& model, const StepSize& step) const override {
+  // It grows by pieces.
+  int64_t workspace(int64_t bytes) const override {
     constexpr int64_t kPiece = cuda::GrowingMemory::kPieceBytes;
-    // Logits that penalties and biases change are put aside meanwhile.
-    const auto edited = static_cast<int64_t>(kFloat) * step.logits_rows * model.vocab_size();
-    const int64_t bytes = activation_bytes(model, step, device_input_bytes(step.precision)) +
-                          split_bytes(model, step) + step.logits_rows * kSummaryBytes + edited;
     return (bytes + kPiece - 1) / kPiece * kPiece;
+  }
+
+  int64_t step_bytes(const Model& model, const StepSize& step) const override {
+    return activation_bytes(model, step, input_bytes(step.precision)) + split_bytes(model, step) +
+           step.logits_rows * kSummaryBytes + edit_bytes(step.edited_rows, model.vocab_size());
+  }
+
+  int64_t edit_bytes(int64_t edited_rows, int64_t vocab_size) const override {
+    return cuda::kDrawnEditBytes * edited_rows * vocab_size;
+  }
+
+  double input_bytes(ActivationPrecision precision) const override {
+    return device_input_bytes(precision);
   }
 
   void add_fixed(MemoryPlan& plan) const override {
     plan.add(MemoryKind::kFixed, "CUDA context and code", kContextBytes);
   }
 
-  void add_runner(MemoryPlan& plan, const std::string& name, const Model& model,
-                  const StepSize& step) const override {
+  void add_stream(MemoryPlan& plan, const std::string& name) const override {
     plan.add(MemoryKind::kFixed, name + "tables and library workspace",
              cuda::kStreamTableBytes + cuda::kStreamLibraryBytes + (int64_t{2} << 20));
+  }
+
+  void add_graphs(MemoryPlan& plan, const std::string& name, const Model& model,
+                  const StepSize& step) const override {
     // One for each number of sequences and each length that tables of pages grow to.
     const int64_t graphs = std::min<int64_t>(Runner::kMostGraphs, kTableSizes * step.sequences);
     plan.add(MemoryKind::kFixed, name + "graphs", graphs * model.num_layers() * kGraphLayerBytes);
@@ -249,7 +264,18 @@ void add_model(MemoryPlan& plan, const std::string& name, const Model& model,
     plan.layers_on_host = weights.layers_on_host;
     plan.host_bytes = weights.host_bytes;
   }
-  const CacheAllocations caches = cache_allocations(plan_cache(model.cache_layout(), cache));
+  add_cache(plan, name, plan_cache(model.cache_layout(), cache), device);
+  plan.add(MemoryKind::kWorkspace, name + "activations", device.workspace_bytes(model, step));
+  device.add_stream(plan, name);
+  device.add_graphs(plan, name, model, step);
+  // What comes later may use what loading has left.
+  const int64_t later = plan.total() - before - weights.bytes;
+  plan.add(MemoryKind::kWeights, name + "while loading", weights.beside - later);
+}
+
+void add_cache(MemoryPlan& plan, const std::string& name, const CachePlan& cache,
+               const DeviceMemory& device) {
+  const CacheAllocations caches = cache_allocations(cache);
   const auto sum = [&](const std::vector<int64_t>& allocations) {
     int64_t bytes = 0;
     for (const int64_t size : allocations) bytes += device.allocated(size);
@@ -258,11 +284,6 @@ void add_model(MemoryPlan& plan, const std::string& name, const Model& model,
   plan.add(MemoryKind::kCache, name + "keys and values of all tokens", sum(caches.full));
   plan.add(MemoryKind::kCache, name + "keys and values of windows", sum(caches.window));
   plan.add(MemoryKind::kCache, name + "recurrent states", sum(caches.recurrent));
-  plan.add(MemoryKind::kWorkspace, name + "activations", device.workspace_bytes(model, step));
-  device.add_runner(plan, name, model, step);
-  // What comes later may use what loading has left.
-  const int64_t later = plan.total() - before - weights.bytes;
-  plan.add(MemoryKind::kWeights, name + "while loading", weights.beside - later);
 }
 
 std::optional<WeightBytes> plan_offload(const PlacementCount& count, int64_t room) {

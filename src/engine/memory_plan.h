@@ -46,6 +46,7 @@ struct MemoryPlan {
 struct StepSize {
   int64_t tokens = 0;       // most in one forward pass
   int64_t logits_rows = 0;  // of these, rows of logits
+  int64_t edited_rows = 0;  // of these, drawn from by rules that may change any of the logits
   int64_t sequences = 1;    // whose tokens they are
   ActivationPrecision precision = ActivationPrecision::kF32;
 };
@@ -56,13 +57,22 @@ class DeviceMemory {
   virtual ~DeviceMemory() = default;
   // What an allocation of so many bytes takes.
   virtual int64_t allocated(int64_t bytes) const = 0;
-  // Most bytes of the workspace in a step.
-  virtual int64_t workspace_bytes(const Model& model, const StepSize& step) const = 0;
+  // What a workspace takes that holds so many bytes.
+  virtual int64_t workspace(int64_t bytes) const { return bytes; }
+  // Most bytes that a step takes of its workspace.
+  virtual int64_t step_bytes(const Model& model, const StepSize& step) const = 0;
+  int64_t workspace_bytes(const Model& model, const StepSize& step) const {
+    return workspace(step_bytes(model, step));
+  }
+  // Of that, what rules may take that change logits.
+  virtual int64_t edit_bytes(int64_t /*edited_rows*/, int64_t /*vocab_size*/) const { return 0; }
+  // Of an input of a matrix, bytes an element, with what rounding makes of it.
+  virtual double input_bytes(ActivationPrecision precision) const = 0;
   // What is there before any model.
   virtual void add_fixed(MemoryPlan& plan) const = 0;
-  // What each runner of a model takes beside cache and workspace.
-  virtual void add_runner(MemoryPlan& plan, const std::string& name, const Model& model,
-                          const StepSize& step) const = 0;
+  // What a stream takes, and the graphs of a runner.
+  virtual void add_stream(MemoryPlan&, const std::string&) const {}
+  virtual void add_graphs(MemoryPlan&, const std::string&, const Model&, const StepSize&) const {}
 };
 std::unique_ptr<DeviceMemory> device_memory(Device device, int num_threads);
 
@@ -80,10 +90,14 @@ struct WeightBytes {
 // stay on the host. Nothing if not even what belongs to no layer fits.
 std::optional<WeightBytes> plan_offload(const PlacementCount& count, int64_t room);
 
-// The model's weights, its cache, its workspace and its runner's needs. `name` tells models apart:
-// "", "draft ", "reference ".
+// The model's weights, its cache, its workspace, its stream's and its runner's needs. `name` tells
+// models apart: "", "reference: ".
 void add_model(MemoryPlan& plan, const std::string& name, const Model& model,
                const WeightBytes& weights, const CacheOptions& cache, const StepSize& step,
+               const DeviceMemory& device);
+
+// The stores of a cache alone.
+void add_cache(MemoryPlan& plan, const std::string& name, const CachePlan& cache,
                const DeviceMemory& device);
 
 // The tensors that a CachePool with this plan allocates, bytes of each.

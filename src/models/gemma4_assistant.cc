@@ -148,6 +148,22 @@ int64_t Gemma4Assistant::donor_layer(int64_t layer) const {
   return config_.decoder.layers[layer].sliding ? donors_.sliding : donors_.full;
 }
 
+int64_t Gemma4Assistant::shared_elements_per_token() const {
+  const Gemma4Config& decoder = config_.decoder;
+  int64_t widest_head = 0;
+  for (const Gemma4Config::Layer& layer : decoder.layers) {
+    widest_head = std::max<int64_t>(widest_head, layer.head_dim);
+  }
+  // The pair and what rounding makes of it, the embedding, what the step leaves; rotations of both
+  // kinds of layers.
+  int64_t elements = 7 * config_.backbone_hidden_size + 2 * decoder.hidden_size + 4 * widest_head;
+  if (has_ordered_head()) {
+    elements += decoder.vocab_size + config_.num_centroids +
+                config_.top_k_centroids * (2 * decoder.hidden_size + 4);
+  }
+  return elements;
+}
+
 void Gemma4Assistant::place(Placement& placement) {
   placement.place(pre_projection_, post_projection_, final_norm_, sliding_rope_, full_rope_);
   if (has_ordered_head()) {

@@ -56,6 +56,7 @@ class Gemma4Assistant : public Model {
   // The layer of the backbone whose keys and values layer `layer` reads.
   int64_t donor_layer(int64_t layer) const;
   bool has_ordered_head() const { return config_.num_centroids > 0; }
+  int64_t shared_elements_per_token() const override;
 
   // The backbone's embeddings.
   TensorView embed(StepContext& step) const override { return backbone_.embed(step); }

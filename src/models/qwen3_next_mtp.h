@@ -26,6 +26,8 @@ class Qwen3NextMtp : public Model {
   LayerInfo layer_info(int64_t) const override { return layer_->info(); }
   const LoadReport& load_report() const override { return decoder_.load_report(); }
   const Weight* vocabulary_head() const override { return &head_.weight(); }
+  // The pair and what rounding makes of it, the embedding, what the step leaves.
+  int64_t shared_elements_per_token() const override { return 7 * hidden_size(); }
   TensorView embed(StepContext& step) const override;
   // If wanted, step.hidden gets the rows after the head's norm: what the next draft starts from.
   void place(Placement& placement) override;

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "ops/elementwise/elementwise.h"
+#include "tensor/profiler.h"
 #include "tensor/step_tables.h"
 
 namespace braid {
@@ -30,6 +31,7 @@ AssistantDrafter::AssistantDrafter(std::shared_ptr<const Gemma4Assistant> model,
 
 void AssistantDrafter::draft(std::span<DraftRequest> requests) {
   for (DraftRequest& request : requests) request.drafts.clear();
+  const StepScope drafts(stream_, /*counts=*/false);
   if (!begin(requests)) return;
   while (!request_of_.empty()) draft_one(requests);
 }

@@ -10,16 +10,23 @@
 
 namespace braid {
 
-// What a drafter needs to know of the engine it serves. The references must outlive it.
-struct DrafterSetup {
-  const Model& target;
-  Stream& stream;
+// How much the engine that a drafter serves computes.
+struct DrafterSizes {
   ActivationPrecision precision = ActivationPrecision::kF32;
   DType kv_dtype = DType::kF32;
   int64_t max_context = 0;      // tokens of one sequence
   int64_t max_sequences = 1;    // known at a time
   int64_t max_step_tokens = 1;  // most tokens in one forward pass
   int64_t max_drafts = 1;       // of one request
+};
+
+// What a drafter needs to know of the engine it serves. The references must outlive it.
+struct DrafterSetup : DrafterSizes {
+  DrafterSetup(const DrafterSizes& sizes, const Model& target, Stream& stream)
+      : DrafterSizes(sizes), target(target), stream(stream) {}
+
+  const Model& target;
+  Stream& stream;
 };
 
 // Throws Error if the drafter does not go with the target.

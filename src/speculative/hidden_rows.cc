@@ -10,24 +10,24 @@
 namespace braid {
 
 HiddenRows::HiddenRows(Stream& stream, int64_t width, int64_t capacity)
-    : stream_(stream), rows_(DType::kF32, {capacity, width}, stream.device()) {}
+    : stream_(stream), rows_(DType::kF32, {2 * capacity, width}, stream.device()) {}
 
 void HiddenRows::make_room(int64_t count, std::span<std::vector<int32_t>* const> live) {
   if (size_ + count <= capacity()) return;
-  std::vector<int32_t> kept;
+  std::vector<int32_t> kept;  // rows of the half in use
   for (std::vector<int32_t>* numbers : live) {
     for (int32_t& number : *numbers) {
       kept.push_back(number);
       number = static_cast<int32_t>(kept.size() - 1);
     }
   }
-  size_ = static_cast<int64_t>(kept.size());
-  // Half of it free, so that this happens seldom.
-  const int64_t capacity = std::max(this->capacity(), 2 * (size_ + count));
-  Tensor rows(DType::kF32, {capacity, rows_.shape().dim(1)}, stream_.device());
-  if (size_ > 0) gather_rows(stream_, rows_.view(), kept, rows.view().rows(0, size_));
-  stream_.synchronize();  // before the memory goes
-  rows_ = std::move(rows);
+  const int64_t num_kept = static_cast<int64_t>(kept.size());
+  BRAID_CHECK(num_kept + count <= capacity(), "{} rows are needed beside {} of {}", num_kept, count,
+              capacity());
+  const TensorView from = half();
+  first_ = capacity() - first_;
+  if (num_kept > 0) gather_rows(stream_, from, kept, half().rows(0, num_kept));
+  size_ = num_kept;
 }
 
 void HiddenRows::append(const TensorView& from, int64_t first, int64_t count,
@@ -37,14 +37,14 @@ void HiddenRows::append(const TensorView& from, int64_t first, int64_t count,
   if (count == 0) return;
   std::vector<int32_t> list(static_cast<size_t>(count));
   std::iota(list.begin(), list.end(), static_cast<int32_t>(first));
-  gather_rows(stream_, from, list, rows_.view().rows(size_, count));
+  gather_rows(stream_, from, list, half().rows(size_, count));
   std::iota(list.begin(), list.end(), static_cast<int32_t>(size_));
   numbers.insert(numbers.end(), list.begin(), list.end());
   size_ += count;
 }
 
 void HiddenRows::gather(std::span<const int32_t> numbers, const TensorView& to) const {
-  gather_rows(stream_, rows_.view(), numbers, to);
+  gather_rows(stream_, half(), numbers, to);
 }
 
 }  // namespace braid

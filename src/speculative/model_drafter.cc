@@ -10,17 +10,6 @@
 namespace braid {
 namespace {
 
-CacheOptions cache_options(const Model& model, const DrafterSetup& setup) {
-  const int64_t longest = std::min(setup.max_context + setup.max_drafts, model.max_positions());
-  return {.kv_dtype = setup.kv_dtype,
-          .max_tokens = setup.max_sequences * longest,
-          .max_sequences = setup.max_sequences,
-          .max_sequence_tokens = longest,
-          // Windows must hold the drafts of a round beside what the text sees.
-          .max_step_tokens =
-              std::clamp(setup.max_step_tokens, std::min(setup.max_drafts + 1, longest), longest)};
-}
-
 const Model& check(const Model& model, const Model& target) {
   if (model.vocab_size() != target.vocab_size()) {
     throw Error(
@@ -32,6 +21,17 @@ const Model& check(const Model& model, const Model& target) {
 }
 
 }  // namespace
+
+CacheOptions ModelDrafter::cache_options(const Model& model, const DrafterSizes& sizes) {
+  const int64_t longest = std::min(sizes.max_context + sizes.max_drafts, model.max_positions());
+  return {.kv_dtype = sizes.kv_dtype,
+          .max_tokens = sizes.max_sequences * longest,
+          .max_sequences = sizes.max_sequences,
+          .max_sequence_tokens = longest,
+          // Windows must hold the drafts of a round beside what the text sees.
+          .max_step_tokens =
+              std::clamp(sizes.max_step_tokens, std::min(sizes.max_drafts + 1, longest), longest)};
+}
 
 ModelDrafter::ModelDrafter(std::shared_ptr<const Model> model, const DrafterSetup& setup)
     : model_(std::move(model)),

@@ -17,6 +17,9 @@ class ModelDrafter : public Drafter {
   // Throws Error if the vocabularies differ.
   ModelDrafter(std::shared_ptr<const Model> model, const DrafterSetup& setup);
 
+  // The draft model's cache.
+  static CacheOptions cache_options(const Model& model, const DrafterSizes& sizes);
+
   std::string_view name() const override { return "model"; }
   void draft(std::span<DraftRequest> requests) override;
   void rewind(int64_t sequence, int64_t length) override;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "ops/elementwise/elementwise.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 namespace {
@@ -33,16 +34,20 @@ bool is_prompt(const DraftRequest& request) {
   return static_cast<int64_t>(request.tokens.size()) > request.target->length() + 1;
 }
 
-CacheOptions cache_options(const DrafterSetup& setup) {
-  const int64_t longest = setup.max_context + setup.max_drafts;
-  return {.kv_dtype = setup.kv_dtype,
-          .max_tokens = setup.max_sequences * longest,
-          .max_sequences = setup.max_sequences,
+}  // namespace
+
+CacheOptions MtpDrafter::cache_options(const DrafterSizes& sizes) {
+  const int64_t longest = sizes.max_context + sizes.max_drafts;
+  return {.kv_dtype = sizes.kv_dtype,
+          .max_tokens = sizes.max_sequences * longest,
+          .max_sequences = sizes.max_sequences,
           .max_sequence_tokens = longest,
-          .max_step_tokens = std::min(setup.max_step_tokens, longest)};
+          .max_step_tokens = std::min(sizes.max_step_tokens, longest)};
 }
 
-}  // namespace
+int64_t MtpDrafter::max_kept_rows(const DrafterSizes& sizes) {
+  return sizes.max_step_tokens + sizes.max_sequences * 2 * kCatchUp;
+}
 
 MtpDrafter::MtpDrafter(const DrafterSetup& setup)
     : head_(find_head(setup.target)),
@@ -52,8 +57,7 @@ MtpDrafter::MtpDrafter(const DrafterSetup& setup)
       runner_(head_, pool_, setup.stream, {.precision = setup.precision}),
       vocabulary_head_(setup.stream, *head_.vocabulary_head()),
       workspace_(kWorkspaceBytes, setup.stream.device()),
-      hidden_rows_(setup.stream, hidden_size_,
-                   setup.max_step_tokens + setup.max_sequences * 2 * kCatchUp),
+      hidden_rows_(setup.stream, hidden_size_, max_kept_rows(setup)),
       sampler_(setup.stream),
       own_hidden_(DType::kF32, {setup.max_sequences, hidden_size_}, setup.stream.device()),
       older_hidden_(DType::kF32, {setup.max_sequences, hidden_size_}, setup.stream.device()) {
@@ -220,6 +224,7 @@ void MtpDrafter::pick(std::span<DraftRequest> requests, const TensorView& hidden
     chosen_.push_back(request_of_[i]);
   }
   if (chosen_.empty()) return;
+  const StepScope head(stream_, /*counts=*/false);
   const auto count = static_cast<int64_t>(chosen_.size());
   const TensorView rows = own_hidden_.view().rows(num_own_, count);
   gather_rows(stream_, hidden, last_rows_, rows);

@@ -22,6 +22,11 @@ class MtpDrafter : public Drafter {
   // Throws Error if the target came without such a head.
   explicit MtpDrafter(const DrafterSetup& setup);
 
+  // Its own cache.
+  static CacheOptions cache_options(const DrafterSizes& sizes);
+  // Hidden states of the target that it keeps at a time.
+  static int64_t max_kept_rows(const DrafterSizes& sizes);
+
   std::string_view name() const override { return "mtp"; }
   bool wants_hidden() const override { return true; }
   void draft(std::span<DraftRequest> requests) override;

@@ -4,7 +4,6 @@
 #include <memory>
 #include <vector>
 
-#include "layers/placement.h"
 #include "tensor/buffer.h"
 #include "tensor/cuda/device_memory.h"
 
@@ -12,6 +11,10 @@ namespace braid {
 namespace {
 
 constexpr int64_t kChunkRows = 4096;  // brought from a device at a time
+
+bool is_rounded(const Weight& head) {
+  return head.format->plain() && head.cols() % quant_format(FormatId::kQ4_0).block_elements == 0;
+}
 
 // Rows [begin, begin + count), in the host's memory: `memory` holds them if the weight's own does
 // not.
@@ -26,10 +29,20 @@ const std::byte* rows_on_host(const Weight& head, int64_t begin, int64_t count,
 
 }  // namespace
 
+PlacementCount RoundedHead::count(const Weight& head, Device device) {
+  if (!is_rounded(head)) return {};
+  const QuantFormat& format = quant_format(FormatId::kQ4_0);
+  if (device.is_cpu()) return {.bytes = head.rows() * format.row_bytes(head.cols())};
+  Placement counting = Placement::counting(device);
+  Weight rounded{.format = &format, .shape = head.shape, .data = head.data};
+  counting.place(rounded);
+  return counting.counted();
+}
+
 RoundedHead::RoundedHead(Stream& stream, const Weight& head) : weight_(head) {
+  if (!is_rounded(head)) return;
   const QuantFormat& format = quant_format(FormatId::kQ4_0);
   const int64_t rows = head.rows(), cols = head.cols();
-  if (!head.format->plain() || cols % format.block_elements != 0) return;
   const auto storage =
       std::make_shared<Buffer>(static_cast<size_t>(rows * format.row_bytes(cols)), Device{});
   std::vector<std::byte> memory;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "layers/placement.h"
 #include "ops/linear/linear.h"
 #include "tensor/workspace.h"
 
@@ -13,6 +14,9 @@ class RoundedHead {
   // Rounds a copy, on the stream's threads, for the stream's device, where the matrix is; unless it
   // is stored in blocks already or its width is not a multiple of theirs.
   RoundedHead(Stream& stream, const Weight& head);
+
+  // What the rounded copy of such a matrix takes on the device, and beside it while it is made.
+  static PlacementCount count(const Weight& head, Device device);
 
   int64_t vocab_size() const { return weight_.rows(); }
   // hidden: [rows, hidden]; result: logits [rows, vocab], in the workspace.

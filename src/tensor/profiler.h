@@ -3,12 +3,15 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <exception>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "tensor/device_timeline.h"
 #include "tensor/stream.h"
 
 namespace braid {
@@ -28,11 +31,14 @@ struct OpWork {
   Arithmetic arithmetic = Arithmetic::kF32;
 };
 
-// Adds up time and work of the ops of a stream, by op and by kind of layer. Used by the thread that
-// uses the stream. Names are kept as views: give literals, or texts that outlive the profiler.
+// Adds up time and work of the ops of a stream, by op and by kind of layer. On the CPU time is that
+// of the host's clock. On a CUDA device it is the device's: marks in the stream around each op,
+// read at the end of the step, with the ops of a step waiting on the device for each other only
+// (and not for the host that queues them). Used by the thread that uses the stream, of one stream.
+// Names are kept as views: give literals, or texts that outlive the profiler.
 class Profiler {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = DeviceTimeline::Clock;
 
   // Calls of one op, on one kind of operand, in one kind of layer.
   struct Entry {
@@ -51,25 +57,48 @@ class Profiler {
     void add(const Entry& other);
   };
 
-  // An op, a layer or a step, for a trace.
+  // An op, a layer or a step, for a trace: as the device computed it, or as the host did or
+  // queued it.
   struct Event {
     std::string_view name, operand, category;
     Clock::time_point begin, end;
     double bytes = 0;
     double operations = 0;
+    bool on_device = false;
   };
   // Events of a trace; later ones are counted, not kept.
   static constexpr size_t kMaxEvents = size_t{1} << 20;
 
   explicit Profiler(bool keeps_events = false) : keeps_events_(keeps_events) {}
 
+  // On a device: waits for the ops outside of steps. Before the rest is asked for.
+  void collect();
+
   const std::vector<Entry>& entries() const { return entries_; }
   // The sum of all entries.
   Entry total() const;
   int64_t num_steps() const { return num_steps_; }
-  double step_seconds() const { return step_seconds_; }  // ops and what lies between them
+  // Ops and what lies between them, and ops outside of steps; on a device without the time that it
+  // waited for the host.
+  double step_seconds() const { return step_seconds_; }
   const std::vector<Event>& events() const { return events_; }
   int64_t num_dropped_events() const { return num_dropped_events_; }
+
+  // What measuring on a device costs.
+  struct DeviceCost {
+    int64_t marks = 0;
+    double mark_seconds = 0;  // each, about
+    double host_seconds = 0;  // of the steps, by the host's clock
+  };
+  // Nothing on the CPU.
+  std::optional<DeviceCost> device_cost() const;
+
+  // Goes by this timeline from now on; ops make their stream's by themselves.
+  void watch(std::unique_ptr<DeviceTimeline> timeline);
+  // The host is about to wait for the device.
+  void let_go() {
+    if (timeline_ != nullptr) timeline_->release();
+  }
   void reset();
 
  private:
@@ -77,12 +106,37 @@ class Profiler {
   friend class LayerScope;
   friend class StepScope;
 
+  // An op that the device may not have done yet, and its marks.
+  struct PendingOp {
+    Entry entry;
+    int begin = 0, end = 0;
+    bool outside = false;  // of steps
+  };
+  struct PendingLayer {
+    std::string_view name;
+    size_t first_op = 0, end_op = 0;  // of the pending ones
+  };
+  struct PendingStep {
+    bool counts = true;
+    int begin = 0, end = 0;
+    std::vector<std::pair<int, int>> held;  // marks around what was held
+  };
+
+  // Marks of what begins; -1 on the CPU.
+  int begin_op(const Stream& stream);
   void finish_op(std::string_view op, std::string_view operand, const OpWork& work,
-                 Clock::time_point begin);
+                 Clock::time_point begin, int begin_mark);
+  void begin_step(const Stream& stream);
+  void finish_step(Clock::time_point begin, bool counts);
+  void use_timeline_of(const Stream& stream);
+  int mark();
+  void hold();
+  void add(const Entry& entry);
   void keep(const Event& event);
+  void forget_pending() noexcept;
 
   bool keeps_events_;
-  int open_ops_ = 0;
+  int open_ops_ = 0, open_layers_ = 0, open_steps_ = 0;
   std::string_view layer_ = kNoLayer;
   std::vector<Entry> entries_;
   std::vector<Event> events_;
@@ -90,15 +144,22 @@ class Profiler {
   int64_t num_steps_ = 0;
   double step_seconds_ = 0;
 
+  std::unique_ptr<DeviceTimeline> timeline_;  // null on the CPU
+  int64_t num_marks_ = 0;
+  double host_seconds_ = 0;
+  int ops_held_ = 0;
+  std::vector<PendingOp> pending_ops_;
+  std::vector<PendingLayer> pending_layers_;
+  std::vector<PendingStep> pending_steps_;
+
   static constexpr std::string_view kNoLayer = "between layers";
 };
 
 // Events in Chrome's trace format (JSON; chrome://tracing, Perfetto).
 std::string chrome_trace(std::span<const Profiler::Event> events, int64_t num_dropped = 0);
 
-// The time of an op; on a CUDA device, that of its kernels and of launching them, one op after the
-// other. `work` is called, and the clock read, only if the stream carries a profiler.
-// An op that another one calls counts as part of it.
+// The time of an op. `work` is called, and a clock read, only if the stream carries a profiler. An
+// op that another one calls counts as part of it; one that fails, not at all.
 class OpScope {
  public:
   template <typename Work>
@@ -112,28 +173,23 @@ class OpScope {
     op_ = op;
     operand_ = operand;
     work_ = work();
-    ++profiler_->open_ops_;
-    stream_ = &stream;
-    stream.synchronize();
+    mark_ = profiler_->begin_op(stream);
     begin_ = Profiler::Clock::now();
   }
   template <typename Work>
   OpScope(const Stream& stream, std::string_view op, const Work& work)
       : OpScope(stream, op, {}, work) {}
   ~OpScope() noexcept(false) {
-    if (profiler_ == nullptr) return;
-    // Of an op that fails the error is already on its way.
-    if (std::uncaught_exceptions() == 0) stream_->synchronize();
-    profiler_->finish_op(op_, operand_, work_, begin_);
+    if (profiler_ != nullptr) profiler_->finish_op(op_, operand_, work_, begin_, mark_);
   }
   OpScope(const OpScope&) = delete;
   OpScope& operator=(const OpScope&) = delete;
 
  private:
   Profiler* profiler_;
-  const Stream* stream_ = nullptr;
   std::string_view op_, operand_;
   OpWork work_;
+  int mark_ = -1;
   Profiler::Clock::time_point begin_;
 };
 
@@ -155,25 +211,29 @@ class LayerScope {
 
   Profiler* profiler_;
   std::string_view outer_;
+  size_t first_op_ = 0;
   Profiler::Clock::time_point begin_;
 };
 
-// A forward pass.
+// A forward pass, or (counts false) something of a step's beside one. On a device its end waits for
+// all ops. Not nested.
 class StepScope {
  public:
-  explicit StepScope(const Stream& stream) : profiler_(stream.profiler()) {
-    if (profiler_ != nullptr) begin_ = Profiler::Clock::now();
+  explicit StepScope(const Stream& stream, bool counts = true)
+      : profiler_(stream.profiler()), counts_(counts) {
+    if (profiler_ == nullptr) return;
+    profiler_->begin_step(stream);
+    begin_ = Profiler::Clock::now();
   }
-  ~StepScope() {
-    if (profiler_ != nullptr) leave();
+  ~StepScope() noexcept(false) {
+    if (profiler_ != nullptr) profiler_->finish_step(begin_, counts_);
   }
   StepScope(const StepScope&) = delete;
   StepScope& operator=(const StepScope&) = delete;
 
  private:
-  void leave();
-
   Profiler* profiler_;
+  bool counts_;
   Profiler::Clock::time_point begin_;
 };
 

@@ -1,6 +1,7 @@
 #include "tensor/stream.h"
 
 #include "tensor/cuda/stream_state.h"
+#include "tensor/profiler.h"
 
 namespace braid {
 
@@ -11,7 +12,9 @@ Stream::Stream(ThreadPool& pool, Device device) : device_(device), pool_(&pool) 
 Stream::~Stream() = default;
 
 void Stream::synchronize() const {
-  if (cuda_) cuda::synchronize(*cuda_);
+  if (!cuda_) return;
+  if (profiler_ != nullptr) profiler_->let_go();
+  cuda::synchronize(*cuda_);
 }
 
 void Stream::DeleteState::operator()(cuda::StreamState* state) const {

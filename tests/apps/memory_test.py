@@ -141,8 +141,8 @@ class RefusalTest(MemoryCase):
         for text in ("0", "-1", "ten", "10Gb/s", "1.2.3MB", "GiB", "1e40"):
             self.fail_with(2, "run", DEMO, "-p", "x", "--memory-budget=" + text,
                            says=("--memory-budget",))
-        self.fail_with(2, "run", DEMO, "-p", "x", "--memory-budget", "1GiB", "--speculate",
-                       "model:" + DEMO, says=("--speculate",))
+        self.fail_with(1, "run", DEMO, "-p", "x", "--memory-budget", "1GiB", "--speculate", "mtp",
+                       says=("--speculate mtp",))
         self.fail_with(2, "run", DEMO, "-p", "x", "--offload", says=("--offload", "--memory-budget"))
         self.fail_with(2, "run", DEMO, "-p", "x", "--offload", "--memory-budget", "1GiB",
                        says=("--offload is for --device cuda",))

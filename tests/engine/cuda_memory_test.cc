@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "engine/draft_plan.h"
 #include "engine/memory_plan.h"
 #include "engine/tiny_model.h"
 #include "tensor/buffer.h"
@@ -77,6 +78,7 @@ TEST_P(CudaPlanTest, HoldsWhatARunTakes) {
     add_model(plan, "", model, {described.placed().bytes, described.placed().beside}, cache,
               {.tokens = cache.max_step_tokens,
                .logits_rows = kSequences,
+               .edited_rows = kSequences,
                .sequences = kSequences,
                .precision = precision},
               *memory);
@@ -118,6 +120,78 @@ INSTANTIATE_TEST_SUITE_P(Models, CudaPlanTest,
                                            "qwen3_next", "qwen3_next_w8a8",
                                            BRAID_DEMO_MODEL_FOLDER "/gemma4",
                                            BRAID_DEMO_MODEL_FOLDER "/qwen3next"));
+
+struct Drafting {
+  const char* model;
+  const char* drafter;  // a path within the test data goes behind the colon
+  int64_t sequences;
+};
+
+class CudaDraftPlanTest : public CudaMemoryTest, public ::testing::WithParamInterface<Drafting> {};
+
+// With penalties, so that any logit may change.
+TEST_P(CudaDraftPlanTest, HoldsWhatADrafterTakes) {
+  const Drafting& drafting = GetParam();
+  DrafterChoice choice = parse_drafter(drafting.drafter);
+  if (!choice.path.empty()) choice.path = testing::model_path(choice.path).string();
+  const std::string path = testing::model_path(drafting.model).string();
+  const LoadedModel described =
+      LoadedModel::load(path, {.with_tokenizer = false, .device = kGpu, .read_ahead = false});
+  EngineOptions options = testing::exact_options();
+  options.precision = ActivationPrecision::kBF16;
+  options.kv_dtype = DType::kBF16;
+  options.max_sequences = drafting.sequences;
+  options.speculation.max_drafts = 3;
+  options.speculation.adaptive = false;
+  const Model& model = described.model();
+  const DraftPlan draft(choice, described);
+  CacheOptions cache = cache_options(model, options, options.max_context);
+  cache.max_logged_tokens = 4;
+  const auto memory = device_memory(kGpu, 1);
+  const int64_t rows = drafting.sequences * 4;
+  const StepSize step{.tokens = cache.max_step_tokens,
+                      .logits_rows = rows,
+                      .edited_rows = rows,
+                      .sequences = drafting.sequences,
+                      .precision = options.precision};
+  MemoryPlan plan;
+  add_model(plan, "", model, {described.placed().bytes, described.placed().beside}, cache, step,
+            *memory);
+  const int64_t without = plan.total();
+  draft.add(plan, drafter_sizes(options, cache), *memory);
+
+  cuda::reset_peak(kGpu.index);
+  const int64_t counted = cuda::memory_use(kGpu.index).bytes;
+  const LoadedModel loaded = LoadedModel::load(path, {.with_tokenizer = false, .device = kGpu});
+  options.speculation.drafter = load_drafter(choice, loaded);
+  options.workspace_bytes = memory->workspace_bytes(model, step);
+  {
+    Engine engine(loaded, options);
+    for (int64_t i = 0; i < drafting.sequences; ++i) {
+      GenerationRequest request =
+          testing::greedy_request(std::vector<int32_t>(60 + 20 * (i % 5), 5), 20 + i);
+      request.sampling.repetition_penalty = 1.1f;
+      engine.submit(std::move(request));
+    }
+    while (!engine.idle()) {
+      for (const TokenEvent& event : engine.step()) EXPECT_EQ(event.error, "");
+    }
+    EXPECT_GT(engine.speculation_stats()->num_drafted(), 0);
+  }
+  const int64_t peak = cuda::memory_use(kGpu.index).peak_bytes - counted;
+  std::printf("%s, %s: planned %lld, of which the drafter %lld; allocated %lld\n", drafting.model,
+              drafting.drafter, static_cast<long long>(plan.total()),
+              static_cast<long long>(plan.total() - without), static_cast<long long>(peak));
+  EXPECT_LE(peak, plan.total());
+  EXPECT_GT(peak, without / 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Drafters, CudaDraftPlanTest,
+    ::testing::Values(Drafting{"qwen3_next", "mtp", 3}, Drafting{"qwen3_next", "mtp", 24},
+                      Drafting{"gemma3", "model:gemma3", 5},
+                      Drafting{"gemma4_dense", "assistant:gemma4_assistant", 6},
+                      Drafting{"gemma4_e2b", "assistant:gemma4_assistant_ordered", 6}));
 
 }  // namespace
 }  // namespace braid

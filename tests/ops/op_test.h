@@ -55,6 +55,13 @@ class Random {
   std::mt19937_64 engine_;
 };
 
+// BRAID_TEST_SMALL is set: under sanitizers, which make kernels tens to hundreds of times slower,
+// tests take fewer and smaller cases that launch the same kernels.
+inline bool small_tests() {
+  static const bool small = std::getenv("BRAID_TEST_SMALL") != nullptr;
+  return small;
+}
+
 // Where the tensors of the running test live. CUDA memory is then of the kind that the host can
 // read and write as well.
 inline Device op_test_device;

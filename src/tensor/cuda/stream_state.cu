@@ -10,6 +10,7 @@
 
 #include "tensor/cuda/cuda_check.h"
 #include "tensor/cuda/device_memory.h"
+#include "tensor/cuda/large_upload.h"
 #include "tensor/cuda/stream_memory.h"
 #include "tensor/cuda/stream_state.h"
 
@@ -96,6 +97,10 @@ class DeviceStream : public StreamState {
     cudaFree(tables_);
     cudaFreeHost(staging_);
     for (const cudaEvent_t event : copied_) cudaEventDestroy(event);
+    for (const LargeStaging& staging : large_) {
+      if (staging.data != nullptr) cudaFreeHost(staging.data);
+      if (staging.copied != nullptr) cudaEventDestroy(staging.copied);
+    }
     cudaStreamDestroy(beside_);
     cudaStreamDestroy(stream_);
   }
@@ -166,6 +171,26 @@ class DeviceStream : public StreamState {
     return target;
   }
 
+  void upload(std::byte* target, size_t bytes, const std::function<void(std::byte*)>& make) {
+    if (recording_) call_failed("cuda", 0, "upload", "nothing large is uploaded while recording");
+    LargeStaging& staging = large_[current_large_];
+    current_large_ = (current_large_ + 1) % kStagings;
+    if (staging.copied == nullptr) {
+      BRAID_CUDA_CHECK(cudaEventCreateWithFlags(&staging.copied, cudaEventDisableTiming));
+    }
+    BRAID_CUDA_CHECK(cudaEventSynchronize(staging.copied));
+    if (staging.size < bytes) {
+      if (staging.data != nullptr) BRAID_CUDA_CHECK(cudaFreeHost(staging.data));
+      staging.data = nullptr;
+      staging.size = 0;
+      BRAID_CUDA_CHECK(cudaMallocHost(&staging.data, std::bit_ceil(bytes)));
+      staging.size = std::bit_ceil(bytes);
+    }
+    make(staging.data);
+    BRAID_CUDA_CHECK(cudaMemcpyAsync(target, staging.data, bytes, cudaMemcpyHostToDevice, stream_));
+    BRAID_CUDA_CHECK(cudaEventRecord(staging.copied, stream_));
+  }
+
   int32_t* counters() override { return counters_; }
 
   std::span<std::byte> library_workspace() override {
@@ -189,6 +214,11 @@ class DeviceStream : public StreamState {
   struct Table {
     const void* address;
     size_t bytes;
+  };
+  struct LargeStaging {
+    std::byte* data = nullptr;  // pinned
+    size_t size = 0;
+    cudaEvent_t copied = nullptr;  // what was copied from it has been read
   };
 
   // sign: 1 for what is there from the beginning, -1 for all that is there at the end.
@@ -236,6 +266,8 @@ class DeviceStream : public StreamState {
   std::byte* staging_ = nullptr;  // kStagings pieces of kTableBytes
   size_t current_ = 0;
   cudaEvent_t copied_[kStagings] = {};  // what was copied from the piece has been read
+  LargeStaging large_[kStagings];
+  size_t current_large_ = 0;
   std::byte* tables_ = nullptr;
   int32_t* counters_ = nullptr;
   size_t used_ = 0;
@@ -259,6 +291,11 @@ const int32_t* on_device(StreamState& state, const IndexList& list) {
   const size_t bytes = static_cast<size_t>(list.size()) * sizeof(int32_t);
   return static_cast<const int32_t*>(state.table(
       list.data(), bytes, [&](std::byte* out) { std::memcpy(out, list.data(), bytes); }));
+}
+
+void upload(StreamState& state, std::byte* target, size_t bytes,
+            const std::function<void(std::byte*)>& make) {
+  static_cast<DeviceStream&>(state).upload(target, bytes, make);
 }
 
 std::byte* allocate_pinned(size_t size_bytes) {

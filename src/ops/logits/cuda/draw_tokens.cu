@@ -3,6 +3,7 @@
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/token_ops.h"
 #include "ops/logits/draw_math.h"
+#include "tensor/cuda/large_upload.h"
 
 // Compiled without fused multiply-adds (draw_math.h).
 //
@@ -47,6 +48,9 @@ struct DeviceEdit {
   int32_t output_count;
   float bias;
 };
+static_assert(sizeof(DeviceEdit) + sizeof(float) == kDrawnEditBytes);
+// Rules and edits of up to so many bytes are a table of the step; more come to the workspace.
+constexpr size_t kMostTableBytes = size_t{1} << 20;
 
 struct Arguments {
   Rows<float> logits;
@@ -615,6 +619,7 @@ void draw_tokens(Stream& stream, Workspace& workspace, const TensorView& logits,
   size_t num_edits = 0;
   for (const DrawRule& rule : rules) num_edits += rule.edits.size();
   const size_t rules_bytes = rules.size() * sizeof(DeviceRule);
+  const size_t bytes = rules_bytes + num_edits * sizeof(DeviceEdit);
   const auto fill = [&](std::byte* out) {
     auto* device_rules = reinterpret_cast<DeviceRule*>(out);
     auto* edits = reinterpret_cast<DeviceEdit*>(out + rules_bytes);
@@ -627,8 +632,15 @@ void draw_tokens(Stream& stream, Workspace& workspace, const TensorView& logits,
       }
     }
   };
-  const auto* table = static_cast<const std::byte*>(
-      stream.cuda().table(rules.data(), rules_bytes + num_edits * sizeof(DeviceEdit), fill));
+  const std::byte* table = nullptr;
+  if (bytes <= kMostTableBytes) {
+    table = static_cast<const std::byte*>(stream.cuda().table(rules.data(), bytes, fill));
+  } else {
+    auto* there =
+        static_cast<std::byte*>(workspace.take(DType::kI8, {static_cast<int64_t>(bytes)}).raw());
+    upload(stream.cuda(), there, bytes, fill);
+    table = there;
+  }
 
   const int width = static_cast<int>(logits.dim(1));
   int blocks = 1;
@@ -646,7 +658,9 @@ void draw_tokens(Stream& stream, Workspace& workspace, const TensorView& logits,
       .rules = reinterpret_cast<const DeviceRule*>(table),
       .edits = reinterpret_cast<const DeviceEdit*>(table + rules_bytes),
       .staged = staged,
-      .saved = workspace.take(DType::kF32, {static_cast<int64_t>(num_edits)}).data<float>(),
+      .saved = staged
+                   ? nullptr
+                   : workspace.take(DType::kF32, {static_cast<int64_t>(num_edits)}).data<float>(),
       .drawn = rows_of<int32_t>(drawn)};
   static const cudaError_t allowed = cudaFuncSetAttribute(
       draw_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostStagedBytes);
