@@ -48,18 +48,12 @@ PassedNorm::PassedNorm(StepContext& step, int64_t width) {
                               {step.num_tokens(), (width + kMultiple - 1) / kMultiple * kMultiple});
 }
 
-LinearInput PassedNorm::add_branch(StepContext& step, const ResidualBranch& branch,
-                                   const TensorView& x, const RmsNorm& norm,
-                                   std::initializer_list<const Weight*> readers) const {
-  InputNorm norms[] = {norm.as_input(input_rounding(step, readers))};
-  norms[0].room = room_;
-  LinearInput inputs[1];
-  if (norms[0].rounding.precision != ActivationPrecision::kBF16) {
-    braid::add_branch(step.stream, step.workspace, branch, x, {}, {});
-    return {};
-  }
-  braid::add_branch(step.stream, step.workspace, branch, x, norms, inputs);
-  return inputs[0];
+std::optional<InputNorm> PassedNorm::as_input(const RmsNorm& norm,
+                                              const InputRounding& rounding) const {
+  if (room_.rank() != 2 || rounding.precision != ActivationPrecision::kBF16) return std::nullopt;
+  InputNorm input = norm.as_input(rounding);
+  input.room = room_;
+  return input;
 }
 
 }  // namespace braid
