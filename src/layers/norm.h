@@ -61,12 +61,13 @@ class PassedNorm {
   PassedNorm(StepContext& step, int64_t width);
   explicit operator bool() const { return room_.rank() == 2; }
 
-  // The norm as a pass makes it, whose result stays until it is made again. Nothing if there is no
-  // such pass, or if the readers do not take bfloat16.
-  std::optional<InputNorm> as_input(const RmsNorm& norm, const InputRounding& rounding) const;
+  // The norm of x as a pass makes it, whose result stays until it is made again. Nothing if there
+  // is no such pass.
+  std::optional<InputNorm> as_input(StepContext& step, const TensorView& x, const RmsNorm& norm,
+                                    const InputRounding& rounding) const;
 
  private:
-  TensorView room_;
+  TensorView room_, codes_, scales_;
 };
 
 // The norms and the inputs of one pass: a norm or none.

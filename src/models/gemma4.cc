@@ -136,7 +136,7 @@ void Gemma4::decoder_layer(StepContext& step, int64_t index, const Shared& share
     const Layer& next = layers_[index + 1];
     const Attention& reader = next.attention;
     end = passed.as_input(
-        next.input_norm,
+        step, x, next.input_norm,
         input_rounding(step, {&reader.q.weight(), &reader.k.weight(), &reader.v.weight()}));
   }
   PassedInput made(end);

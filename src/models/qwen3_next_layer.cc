@@ -52,9 +52,9 @@ void Qwen3NextLayer::feed_forward(StepContext& step, const ResidualBranch& mixed
                                   Passing& passing) const {
   const TensorView& x = passing.x;
   const Qwen3NextLayer* next = passing.next;
-  PassedInput made(next == nullptr
-                       ? std::nullopt
-                       : passing.passed.as_input(next->input_norm_, next->input_rounding(step)));
+  PassedInput made(next == nullptr ? std::nullopt
+                                   : passing.passed.as_input(step, x, next->input_norm_,
+                                                             next->input_rounding(step)));
   const auto as_input = [&](const InputRounding& rounding) {
     return post_attention_norm_.as_input(rounding);
   };

@@ -95,10 +95,16 @@ LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const Ten
 LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
                                 const TensorView& gate, const TensorView& up,
                                 const InputRounding& rounding);
-// Inputs of bfloat16.
+// Whether the sums below make inputs of codes of such rows, too.
+bool sums_give_codes(const TensorView& x);
+// Of inputs of bfloat16; and of rows for which sums_give_codes().
 void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
                 const TensorView& x, std::span<const InputNorm> norms,
                 std::span<LinearInput> inputs);
+bool can_add_coded_branch(const ResidualBranch& branch, const TensorView& x);
+void add_coded_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
+                      const TensorView& x, std::span<const InputNorm> norms,
+                      std::span<LinearInput> inputs);
 void combine_with_dense(Stream& stream, const TensorView& expert_outputs,
                         const ExpertGroups& groups, const TensorView& experts,
                         const TensorView& weights, const NormedBranches& norms,

@@ -49,10 +49,14 @@ bool one_pass(const Stream& stream, const TensorView& x, std::span<const InputNo
          });
 }
 
+bool takes_codes(Stream& stream, const TensorView& x, const InputRounding& rounding) {
+  return cuda::takes_token_codes(stream, rounding, x.dim(1));
+}
+
 // Calls add(norms, inputs) for those that a pass which writes x makes, once for equal ones, and
-// makes the others from x.
+// makes the others from x. gives_codes: the pass makes codes, too.
 template <typename Add>
-void add_and_prepare(Stream& stream, Workspace& workspace, const TensorView& x,
+void add_and_prepare(Stream& stream, Workspace& workspace, const TensorView& x, bool gives_codes,
                      std::span<const InputNorm> norms, std::span<LinearInput> inputs,
                      const Add& add) {
   std::array<size_t, kMaxInputNorms> source{};
@@ -64,23 +68,22 @@ void add_and_prepare(Stream& stream, Workspace& workspace, const TensorView& x,
     source[i] = first == i ? num_distinct : source[first];
     if (first == i) distinct[num_distinct++] = norms[i];
   }
-  // Codes need the largest of a row: they are made from the sum, after it.
-  const auto takes_codes = [&](const InputNorm& norm) {
-    return cuda::takes_token_codes(stream, norm.rounding, x.dim(1));
+  std::array<InputNorm, kMaxInputNorms> passed_norms;
+  std::array<LinearInput, kMaxInputNorms> passed;
+  const auto passes = [&](const InputNorm& norm) {
+    return gives_codes || !takes_codes(stream, x, norm.rounding);
   };
-  std::array<InputNorm, kMaxInputNorms> packed_norms;
-  std::array<LinearInput, kMaxInputNorms> packed;
-  size_t num_packed = 0;
+  size_t num_passed = 0;
   for (size_t i = 0; i < num_distinct; ++i) {
-    if (!takes_codes(distinct[i])) packed_norms[num_packed++] = distinct[i];
+    if (passes(distinct[i])) passed_norms[num_passed++] = distinct[i];
   }
-  add(std::span<const InputNorm>(packed_norms).first(num_packed),
-      std::span<LinearInput>(packed).first(num_packed));
+  add(std::span<const InputNorm>(passed_norms).first(num_passed),
+      std::span<LinearInput>(passed).first(num_passed));
   for (size_t i = 0, next = 0; i < num_distinct; ++i) {
-    results[i] = takes_codes(distinct[i])
-                     ? cuda::prepare_normed_input(stream, workspace, x, distinct[i].weight,
-                                                  distinct[i].epsilon, distinct[i].rounding)
-                     : packed[next++];
+    results[i] = passes(distinct[i])
+                     ? passed[next++]
+                     : cuda::prepare_normed_input(stream, workspace, x, distinct[i].weight,
+                                                  distinct[i].epsilon, distinct[i].rounding);
   }
   for (size_t i = 0; i < norms.size(); ++i) inputs[i] = results[source[i]];
 }
@@ -104,6 +107,11 @@ void check_experts(const ExpertRows& experts, const TensorView& x) {
 
 }  // namespace
 
+bool stays_in_room(Stream& stream, const TensorView& x, const InputRounding& rounding) {
+  return !stream.is_cpu() && rounding.precision != ActivationPrecision::kF32 &&
+         (cuda::sums_give_codes(x) || !takes_codes(stream, x, rounding));
+}
+
 void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
                 const TensorView& x, std::span<const InputNorm> norms,
                 std::span<LinearInput> inputs) {
@@ -113,9 +121,15 @@ void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& bran
               norms.size());
   if (one_pass(stream, x, norms)) {
     const OpScope op(stream, "add_branch", [&] { return work_of(x, 1, norms.size()); });
-    add_and_prepare(stream, workspace, x, norms, inputs, [&](const auto& some, const auto& made) {
-      cuda::add_branch(stream, workspace, branch, x, some, made);
-    });
+    const bool gives_codes = cuda::can_add_coded_branch(branch, x);
+    add_and_prepare(
+        stream, workspace, x, gives_codes, norms, inputs, [&](const auto& some, const auto& made) {
+          const bool codes = std::any_of(some.begin(), some.end(), [&](const InputNorm& norm) {
+            return takes_codes(stream, x, norm.rounding);
+          });
+          (codes ? cuda::add_coded_branch : cuda::add_branch)(stream, workspace, branch, x, some,
+                                                              made);
+        });
     return;
   }
   if (branch.normed) {
@@ -144,9 +158,10 @@ void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts
     const OpScope op(stream, "add_experts", [&] {
       return work_of(x, static_cast<double>(experts.experts.dim(1) + 1), norms.size());
     });
-    add_and_prepare(stream, workspace, x, norms, inputs, [&](const auto& some, const auto& made) {
-      cuda::add_experts(stream, workspace, experts, shared, x, some, made);
-    });
+    add_and_prepare(stream, workspace, x, cuda::sums_give_codes(x), norms, inputs,
+                    [&](const auto& some, const auto& made) {
+                      cuda::add_experts(stream, workspace, experts, shared, x, some, made);
+                    });
     return;
   }
   const TensorView combined = workspace.take(DType::kF32, x.shape());
@@ -195,9 +210,11 @@ void add_dense_and_experts(Stream& stream, Workspace& workspace, const ExpertRow
     const OpScope op(stream, "add_dense_and_experts", [&] {
       return work_of(x, static_cast<double>(experts.experts.dim(1) + 1), norms.size());
     });
-    add_and_prepare(stream, workspace, x, norms, inputs, [&](const auto& some, const auto& made) {
-      cuda::add_dense_and_experts(stream, workspace, experts, halves, branch, x, some, made);
-    });
+    add_and_prepare(stream, workspace, x, cuda::sums_give_codes(x), norms, inputs,
+                    [&](const auto& some, const auto& made) {
+                      cuda::add_dense_and_experts(stream, workspace, experts, halves, branch, x,
+                                                  some, made);
+                    });
     return;
   }
   combine_with_dense(stream, workspace, experts.rows, experts.groups, experts.experts,

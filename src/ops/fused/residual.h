@@ -22,12 +22,16 @@ struct InputNorm {
   TensorView weight;  // [width], or empty
   float epsilon = 1e-6f;
   InputRounding rounding;
-  // Where one pass on a CUDA device leaves the input, [tokens, width up to a multiple of 64] of
-  // bfloat16; empty: in the workspace.
-  TensorView room = {};
+  // Where one pass on a CUDA device leaves the input; empty: in the workspace. See stays_in_room().
+  TensorView room = {};        // [tokens, width up to a multiple of 64] of bfloat16
+  TensorView code_room = {};   // [tokens, width] of int8
+  TensorView scale_room = {};  // [tokens] of float32
 };
 
 inline constexpr size_t kMaxInputNorms = 4;
+
+// Whether an input of x of this rounding, with room for everything, is left there on this stream.
+bool stays_in_room(Stream& stream, const TensorView& x, const InputRounding& rounding);
 
 // x ← (x + rms_norm(y)) · factor, then inputs[i] = prepare_normed_input(x, norms[i]). The results
 // are those of the single ops in turn, bit for bit; on a CUDA device it is one pass where all

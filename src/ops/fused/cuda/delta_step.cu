@@ -41,7 +41,8 @@ struct StepArguments {
   int cols;
   const float* norm;
   float norm_epsilon;
-  Rows<uint16_t> out;
+  Rows<uint16_t> packed;  // the result; null: in
+  Rows<float> out;
   int ratio;
 };
 
@@ -248,10 +249,12 @@ __global__ void __launch_bounds__(kThreads, 2)
     const auto finish = [&](float x, float weight, float silu_of_z) {
       return __fmul_rn(__fmul_rn(x, factor), weight) * silu_of_z;
     };
-    if (4 * lane < value_dim) {
-      store_rounded(args.out[token], head * value_dim + 4 * lane,
-                    {finish(v.x, w.x, z.x), finish(v.y, w.y, z.y), finish(v.z, w.z, z.z),
-                     finish(v.w, w.w, z.w)});
+    const float4 finished{finish(v.x, w.x, z.x), finish(v.y, w.y, z.y), finish(v.z, w.z, z.z),
+                          finish(v.w, w.w, z.w)};
+    if (args.packed.data == nullptr) {
+      store4<true>(args.out[token] + head * value_dim, 4 * lane, value_dim, finished);
+    } else if (4 * lane < value_dim) {
+      store_rounded(args.packed[token], head * value_dim + 4 * lane, finished);
     }
   }
 #if __CUDA_ARCH__ >= 900
@@ -277,19 +280,27 @@ bool can_delta_step(Stream& stream, const DeltaStepCall& call, const RecurrentLa
   const TensorView& packed = call.x.packed;
   const auto fits = [](int64_t dim) { return dim <= kMostDim && dim % 4 == 0; };
   return stream.cuda().overlaps_kernels() && !stream.cuda().deterministic() &&
-         call.rounding.precision == ActivationPrecision::kBF16 && packed.rank() == 2 &&
+         call.rounding.precision != ActivationPrecision::kF32 && packed.rank() == 2 &&
          packed.row_stride() % 8 == 0 && plain_rows(call.b_weight) && plain_rows(call.a_weight) &&
          fits(call.key_dim) && fits(call.value_dim) && call.conv.dim(1) >= 2 &&
          call.conv.dim(1) <= kMostWidth && call.value_heads / call.key_heads <= kMostCluster &&
          call.value_heads * call.value_dim % kPackedColumns == 0 &&
          rows_are_aligned(call.z, layer.states) &&
+         reinterpret_cast<uintptr_t>(call.norm.raw()) % 16 == 0 &&
          (layer.max_logged_tokens() == 0 || rows_are_aligned(layer.logged_keys));
 }
 
 LinearInput delta_step(Stream& stream, Workspace& workspace, const DeltaStepCall& call,
                        const RecurrentLayer& layer, std::span<const RecurrentRows> sequences) {
   const int64_t tokens = call.raw.dim(0), width = call.value_heads * call.value_dim;
-  const PackedRows out(workspace, tokens, width);
+  const bool rounds = call.rounding.precision == ActivationPrecision::kBF16;
+  PackedRows packed;
+  TensorView out;
+  if (rounds) {
+    packed = PackedRows(workspace, tokens, width);
+  } else {
+    out = workspace.take(DType::kF32, {tokens, width});
+  }
   StepArguments args{
       .raw = rows_of<const float>(call.raw),
       .z = rows_of<const float>(call.z),
@@ -303,8 +314,12 @@ LinearInput delta_step(Stream& stream, Workspace& workspace, const DeltaStepCall
       .cols = static_cast<int>(call.b_weight.cols()),
       .norm = call.norm.data<float>(),
       .norm_epsilon = call.norm_epsilon,
-      .out = out.rows(),
       .ratio = static_cast<int>(call.value_heads / call.key_heads)};
+  if (rounds) {
+    args.packed = packed.rows();
+  } else {
+    args.out = rows_of<float>(out);
+  }
   args.delta.rate = call.rate.data<float>();
   args.delta.dt_bias = call.dt_bias.data<float>();
   args.delta.states = layer.states.data<float>();
@@ -337,7 +352,8 @@ LinearInput delta_step(Stream& stream, Workspace& workspace, const DeltaStepCall
   BRAID_CUDA_CHECK(cudaLaunchKernelEx(
       &config, whole ? delta_step_kernel<true> : delta_step_kernel<false>, args));
   stream.cuda().finish_op("delta_step");
-  return out.input(TensorView(call.raw.raw(), DType::kF32, {tokens, width}, call.raw.device()));
+  if (!rounds) return cuda::prepare_linear_input(stream, workspace, out, call.rounding);
+  return packed.input(TensorView(call.raw.raw(), DType::kF32, {tokens, width}, call.raw.device()));
 }
 
 }  // namespace braid::cuda
