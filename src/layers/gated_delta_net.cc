@@ -1,14 +1,35 @@
 #include "layers/gated_delta_net.h"
 
+#include <algorithm>
+
 #include "ops/conv/causal_conv.h"
+#include "ops/fused/delta_step.h"
 #include "ops/norm/rms_norm.h"
 #include "tensor/profiler.h"
 
 namespace braid {
 
-TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const RmsNorm& norm,
-                              const TensorView& x) const {
+TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const LinearInput& input) const {
   const LayerScope scope(step.stream, "gdn");
+  const Weights& w = weights_;
+  const auto& sequences = step.layer_recurrent[layer].sequences;
+  const bool one_each = std::all_of(sequences.begin(), sequences.end(),
+                                    [](const RecurrentRows& rows) { return rows.num_rows == 1; });
+  Projected x;
+  if (one_each && step.product_observer == nullptr) {
+    const auto [raw, z] = run_all(step, input, {&w.qkv, &w.z});
+    const auto mixed = mix_in_one_pass(step, layer, input, raw, z);
+    if (mixed) return w.output.run(step, *mixed);
+    const auto [b, a] = run_all(step, input, {&w.b, &w.a});
+    x = {raw, z, b, a};
+  } else {
+    const auto [raw, z, b, a] = run_all(step, input, {&w.qkv, &w.z, &w.b, &w.a});
+    x = {raw, z, b, a};
+  }
+  return w.output.run(step, mix(step, layer, x));
+}
+
+TensorView GatedDeltaNet::mix(StepContext& step, int64_t layer, const Projected& x) const {
   const Dimensions& d = dimensions_;
   const Weights& w = weights_;
   const int64_t tokens = step.num_tokens();
@@ -16,30 +37,50 @@ TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const RmsNorm& n
   const Shape key_shape{tokens, d.key_heads, d.key_dim};
   const Shape value_shape{tokens, d.value_heads, d.value_dim};
 
-  const LinearInput input =
-      norm.prepare(step, x, {&w.qkv.weight(), &w.z.weight(), &w.b.weight(), &w.a.weight()});
-  // raw: [tokens, conv_channels]
-  const auto [raw, gate, b, a] = run_all(step, input, {&w.qkv, &w.z, &w.b, &w.a});
-  const TensorView mixed = step.workspace.take(DType::kF32, raw.shape());
+  const TensorView mixed = step.workspace.take(DType::kF32, x.raw.shape());
   const TensorView kernel = w.conv.view().reshape({d.conv_channels(), d.conv_width});
-  causal_conv_silu(step.stream, raw, kernel, memory.store, memory.sequences, mixed);
+  causal_conv_silu(step.stream, x.raw, kernel, memory.store, memory.sequences, mixed);
 
   const GatedDeltaInputs inputs{
       .q = mixed.columns(0, d.key_width()).reshape(key_shape),
       .k = mixed.columns(d.key_width(), d.key_width()).reshape(key_shape),
       .v = mixed.columns(2 * d.key_width(), d.value_width()).reshape(value_shape),
-      .b = b,
-      .a = a,
+      .b = x.b,
+      .a = x.a,
       .rate = w.rate,
       .dt_bias = w.dt_bias,
   };
   const TensorView out = step.workspace.take(DType::kF32, value_shape);
   gated_delta(step.stream, step.workspace, inputs, memory.store, memory.sequences,
               {.order = order_, .rounded = step.precision != ActivationPrecision::kF32}, out);
+  gated_rms_norm(step.stream, out, x.z.reshape(value_shape), w.norm_weight, norm_epsilon_, out);
+  return out.reshape({tokens, d.value_width()});
+}
 
-  const TensorView z = gate.reshape(value_shape);
-  gated_rms_norm(step.stream, out, z, w.norm_weight, norm_epsilon_, out);
-  return w.output.run(step, out.reshape({tokens, d.value_width()}));
+std::optional<LinearInput> GatedDeltaNet::mix_in_one_pass(StepContext& step, int64_t layer,
+                                                          const LinearInput& input,
+                                                          const TensorView& raw,
+                                                          const TensorView& z) const {
+  const Dimensions& d = dimensions_;
+  const Weights& w = weights_;
+  const StepContext::LayerRecurrent& memory = step.layer_recurrent[layer];
+  const DeltaStepCall call{.raw = raw,
+                           .conv = w.conv.view().reshape({d.conv_channels(), d.conv_width}),
+                           .z = z,
+                           .x = input,
+                           .b_weight = w.b.weight(),
+                           .a_weight = w.a.weight(),
+                           .rate = w.rate,
+                           .dt_bias = w.dt_bias,
+                           .norm = w.norm_weight,
+                           .norm_epsilon = norm_epsilon_,
+                           .key_heads = d.key_heads,
+                           .key_dim = d.key_dim,
+                           .value_heads = d.value_heads,
+                           .value_dim = d.value_dim,
+                           .order = order_,
+                           .rounding = braid::input_rounding(step, {&w.output.weight()})};
+  return delta_step(step.stream, step.workspace, call, memory.store, memory.sequences);
 }
 
 }  // namespace braid

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "layers/linear.h"
 #include "layers/norm.h"
 #include "layers/placement.h"
@@ -44,8 +46,13 @@ class GatedDeltaNet {
         norm_epsilon_(norm_epsilon),
         weights_(std::move(weights)) {}
 
-  // Mixes norm(x).  x: [tokens, hidden]; result: [tokens, hidden].
-  TensorView run(StepContext& step, int64_t layer, const RmsNorm& norm, const TensorView& x) const;
+  // input: [tokens, hidden], of input_rounding(); result: [tokens, hidden].
+  TensorView run(StepContext& step, int64_t layer, const LinearInput& input) const;
+  InputRounding input_rounding(const StepContext& step) const {
+    const Weights& w = weights_;
+    return braid::input_rounding(step,
+                                 {&w.qkv.weight(), &w.z.weight(), &w.b.weight(), &w.a.weight()});
+  }
 
   void place(Placement& placement) {
     Weights& w = weights_;
@@ -54,6 +61,18 @@ class GatedDeltaNet {
   }
 
  private:
+  // All [tokens, rows of the matrix].
+  struct Projected {
+    TensorView raw, z, b, a;
+  };
+  // The convolution, the delta rule and the gated norm: [tokens, value_width].
+  TensorView mix(StepContext& step, int64_t layer, const Projected& x) const;
+  // The same with the products b and a, rounded, for steps of one token a sequence; nothing if the
+  // device has no such pass.
+  std::optional<LinearInput> mix_in_one_pass(StepContext& step, int64_t layer,
+                                             const LinearInput& input, const TensorView& raw,
+                                             const TensorView& z) const;
+
   Dimensions dimensions_;
   ValueHeadOrder order_ = ValueHeadOrder::kGrouped;
   float norm_epsilon_ = 1e-6f;

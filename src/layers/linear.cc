@@ -16,11 +16,14 @@ TensorView Linear::run(StepContext& step, const LinearInput& x) const {
   return y;
 }
 
+void Linear::observe(StepContext& step, const LinearInput& x) const {
+  if (step.product_observer == nullptr) return;
+  const std::string_view readers[] = {name_};
+  step.product_observer->input(readers, observed_input(x));
+}
+
 void Linear::run_to(StepContext& step, const LinearInput& x, const TensorView& y) const {
-  if (step.product_observer != nullptr) {
-    const std::string_view readers[] = {name_};
-    step.product_observer->input(readers, observed_input(x));
-  }
+  observe(step, x);
   linear(step.stream, weight_, x, y);
 }
 

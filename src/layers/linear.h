@@ -29,6 +29,8 @@ class Linear {
   TensorView run(StepContext& step, const TensorView& x) const;
   TensorView run(StepContext& step, const LinearInput& x) const;
   void run_to(StepContext& step, const LinearInput& x, const TensorView& y) const;
+  // Tells the step's observer, if there is one, of a product that another op computes.
+  void observe(StepContext& step, const LinearInput& x) const;
 
   void place(Placement& placement) { placement.place(weight_); }
 

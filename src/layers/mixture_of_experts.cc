@@ -1,7 +1,6 @@
 #include "layers/mixture_of_experts.h"
 
 #include "ops/fused/prepared_input.h"
-#include "ops/fused/residual.h"
 #include "tensor/profiler.h"
 
 namespace braid {
@@ -74,16 +73,6 @@ void MixtureOfExperts::observe(StepContext& step, std::initializer_list<const ch
   for (const char* matrix : matrices) names.push_back(weights_.name + "." + matrix);
   const std::vector<std::string_view> readers(names.begin(), names.end());
   step.product_observer->expert_input(readers, observed_input(x), offsets);
-}
-
-TensorView MixtureOfExperts::run(StepContext& step, const LinearInput& x,
-                                 const TensorView& router_logits, const Beside& beside) const {
-  const LayerScope scope(step.stream, "moe");
-  const Outputs outputs = run_experts(step, x, router_logits, beside);
-  const TensorView out =
-      step.workspace.take(DType::kF32, {router_logits.dim(0), outputs.rows.dim(1)});
-  combine_experts(step.stream, outputs.rows, outputs.groups, outputs.experts, outputs.weights, out);
-  return out;
 }
 
 }  // namespace braid

@@ -3,6 +3,7 @@
 #include "layers/gated_mlp.h"
 #include "layers/linear.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/fused/residual.h"
 #include "ops/moe/moe.h"
 #include "tensor/tensor.h"
 
@@ -31,6 +32,8 @@ class MixtureOfExperts {
     TensorView rows;  // [tokens · top_k, hidden], sorted by expert; see gated_mlps() for its type
     ExpertGroups groups;
     TensorView experts, weights;  // [tokens, top_k]
+
+    ExpertRows as_rows() const { return {rows, groups, experts, weights}; }
   };
 
   // A block that every token passes; its weights are read in one go with the experts'.
@@ -43,9 +46,6 @@ class MixtureOfExperts {
   // x: [tokens, hidden], of input_rounding(); router_logits: [tokens, experts].
   Outputs run_experts(StepContext& step, const LinearInput& x, const TensorView& router_logits,
                       const Beside& beside) const;
-  // The same, combined: [tokens, hidden].
-  TensorView run(StepContext& step, const LinearInput& x, const TensorView& router_logits,
-                 const Beside& beside) const;
   InputRounding input_rounding(const StepContext& step) const {
     return braid::input_rounding(step, {&weights_.gate_up, &weights_.gate, &weights_.up});
   }

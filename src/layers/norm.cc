@@ -46,20 +46,20 @@ PassedNorm::PassedNorm(StepContext& step, int64_t width) {
   constexpr int64_t kMultiple = 64;
   room_ = step.workspace.take(DType::kBF16,
                               {step.num_tokens(), (width + kMultiple - 1) / kMultiple * kMultiple});
+  if (step.precision != ActivationPrecision::kInt8) return;
+  codes_ = step.workspace.take(DType::kI8, {step.num_tokens(), width});
+  scales_ = step.workspace.take(DType::kF32, {step.num_tokens()});
 }
 
-LinearInput PassedNorm::add_branch(StepContext& step, const ResidualBranch& branch,
-                                   const TensorView& x, const RmsNorm& norm,
-                                   std::initializer_list<const Weight*> readers) const {
-  InputNorm norms[] = {norm.as_input(input_rounding(step, readers))};
-  norms[0].room = room_;
-  LinearInput inputs[1];
-  if (norms[0].rounding.precision != ActivationPrecision::kBF16) {
-    braid::add_branch(step.stream, step.workspace, branch, x, {}, {});
-    return {};
-  }
-  braid::add_branch(step.stream, step.workspace, branch, x, norms, inputs);
-  return inputs[0];
+std::optional<InputNorm> PassedNorm::as_input(StepContext& step, const TensorView& x,
+                                              const RmsNorm& norm,
+                                              const InputRounding& rounding) const {
+  if (room_.rank() != 2 || !stays_in_room(step.stream, x, rounding)) return std::nullopt;
+  InputNorm input = norm.as_input(rounding);
+  input.room = room_;
+  input.code_room = codes_;
+  input.scale_room = scales_;
+  return input;
 }
 
 }  // namespace braid

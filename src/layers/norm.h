@@ -1,6 +1,8 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
+#include <span>
 
 #include "layers/placement.h"
 #include "layers/step_context.h"
@@ -59,13 +61,29 @@ class PassedNorm {
   PassedNorm(StepContext& step, int64_t width);
   explicit operator bool() const { return room_.rank() == 2; }
 
-  // braid::add_branch() with one norm, whose result stays until it is made again. Without a result
-  // if the readers do not take bfloat16.
-  LinearInput add_branch(StepContext& step, const ResidualBranch& branch, const TensorView& x,
-                         const RmsNorm& norm, std::initializer_list<const Weight*> readers) const;
+  // The norm of x as a pass makes it, whose result stays until it is made again. Nothing if there
+  // is no such pass.
+  std::optional<InputNorm> as_input(StepContext& step, const TensorView& x, const RmsNorm& norm,
+                                    const InputRounding& rounding) const;
 
  private:
-  TensorView room_;
+  TensorView room_, codes_, scales_;
+};
+
+// The norms and the inputs of one pass: a norm or none.
+class PassedInput {
+ public:
+  explicit PassedInput(const std::optional<InputNorm>& norm) : norm_(norm) {}
+  std::span<const InputNorm> norms() const {
+    return {norm_ ? &*norm_ : nullptr, norm_ ? size_t{1} : size_t{0}};
+  }
+  std::span<LinearInput> inputs() { return {&input_, norm_ ? size_t{1} : size_t{0}}; }
+  // What the pass has made; empty if there is no norm.
+  const LinearInput& input() const { return input_; }
+
+ private:
+  std::optional<InputNorm> norm_;
+  LinearInput input_;
 };
 
 }  // namespace braid

@@ -126,36 +126,47 @@ void Placement::place(Weight& weight) {
 }
 
 void Placement::place_joined(std::initializer_list<Weight*> weights) {
-  const Weight* first = nullptr;
-  bool alike = !device_.is_cpu();
-  int64_t rows = 0;
-  for (const Weight* weight : weights) {
+  std::vector<Weight*> run;  // of matrices alike
+  for (Weight* weight : weights) {
     if (weight->empty()) continue;
-    if (first == nullptr) first = weight;
-    alike = alike && weight->format == first->format && !weight->format->panels() &&
-            weight->shape.rank() == 2 && weight->cols() == first->cols() &&
-            weight->device.is_cpu() && weight->rows() % kTileRows == 0;
-    rows += weight->rows();
+    if (!run.empty() && !follows(*run.front(), *weight)) {
+      place_run(run);
+      run.clear();
+    }
+    run.push_back(weight);
   }
-  if (!alike || first == nullptr) {
+  place_run(run);
+}
+
+bool Placement::follows(const Weight& first, const Weight& next) const {
+  const auto suits = [](const Weight& w) {
+    return w.device.is_cpu() && !w.format->panels() && w.shape.rank() == 2 &&
+           w.rows() % kTileRows == 0;
+  };
+  return !device_.is_cpu() && next.format == first.format && next.cols() == first.cols() &&
+         suits(first) && suits(next);
+}
+
+void Placement::place_run(std::span<Weight* const> weights) {
+  if (weights.size() < 2) {
     for (Weight* weight : weights) place(*weight);
     return;
   }
-  check_format(*first);
-  Weight joined{.format = first->format, .shape = {rows, first->cols()}};
+  const Weight& first = *weights.front();
+  int64_t rows = 0;
+  for (const Weight* weight : weights) rows += weight->rows();
+  Weight joined{.format = first.format, .shape = {rows, first.cols()}};
   count(joined);
   if (!moves_) return;
   const auto memory = std::make_shared<Buffer>(static_cast<size_t>(joined.size_bytes()), device_);
   int64_t offset = 0;
   for (const Weight* weight : weights) {
-    if (weight->empty()) continue;
     write_payload(*weight, memory->data() + offset);
     offset += weight->size_bytes();
   }
   joined = settle(pack(joined, memory));
   int64_t begin = 0;
   for (Weight* weight : weights) {
-    if (weight->empty()) continue;
     const int64_t count = weight->rows();
     *weight = joined.slice_rows(begin, count);
     begin += count;

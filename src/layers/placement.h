@@ -3,6 +3,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -59,7 +60,7 @@ class Placement {
 
   void place(Weight& weight);
   void place(Tensor& tensor);
-  // Puts matrices of one format and width one behind the other, so that they can be multiplied as
+  // Puts neighbours of one format and width one behind the other, so that they can be multiplied as
   // one. Others are placed singly; empty ones are passed over.
   void place_joined(std::initializer_list<Weight*> weights);
   // Anything with a function place(Placement&).
@@ -84,6 +85,8 @@ class Placement {
     std::shared_ptr<const void> host_payload;  // kept, so that nothing else takes its address
   };
 
+  bool follows(const Weight& first, const Weight& next) const;
+  void place_run(std::span<Weight* const> weights);
   void write_payload(const Weight& weight, std::byte* to);
   Weight upload(const Weight& weight);
   Weight pack(const Weight& weight, std::shared_ptr<Buffer> memory) const;

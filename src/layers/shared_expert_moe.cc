@@ -1,6 +1,5 @@
 #include "layers/shared_expert_moe.h"
 
-#include "ops/elementwise/elementwise.h"
 #include "tensor/profiler.h"
 
 namespace braid {
@@ -10,14 +9,17 @@ std::array<InputRounding, 4> SharedExpertMoe::input_roundings(const StepContext&
           shared_.input_rounding(step), input_rounding(step, {&shared_gate_.weight()})};
 }
 
-TensorView SharedExpertMoe::run(StepContext& step, const Inputs& x) const {
+void SharedExpertMoe::add_to(StepContext& step, const Inputs& x, const TensorView& sum,
+                             std::span<const InputNorm> norms,
+                             std::span<LinearInput> inputs) const {
   const LayerScope scope(step.stream, "moe");
   const TensorView router_logits = router_.run(step, x.router);
-  const TensorView shared =
-      step.workspace.take(DType::kF32, {router_logits.dim(0), shared_.out_features()});
-  const TensorView out = experts_.run(step, x.experts, router_logits, {shared_, x.shared, shared});
-  add_sigmoid_scaled(step.stream, out, shared, shared_gate_.run(step, x.shared_gate));
-  return out;
+  const TensorView shared = step.workspace.take(DType::kF32, sum.shape());
+  const MixtureOfExperts::Outputs routed =
+      experts_.run_experts(step, x.experts, router_logits, {shared_, x.shared, shared});
+  shared_gate_.observe(step, x.shared_gate);
+  add_experts(step.stream, step.workspace, routed.as_rows(),
+              {shared, shared_gate_.weight(), x.shared_gate}, sum, norms, inputs);
 }
 
 }  // namespace braid

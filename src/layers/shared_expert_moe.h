@@ -2,6 +2,7 @@
 
 #include "layers/gated_mlp.h"
 #include "layers/mixture_of_experts.h"
+#include "ops/fused/residual.h"
 
 namespace braid {
 
@@ -23,8 +24,10 @@ class SharedExpertMoe {
   };
   // The precisions of those, in this order.
   std::array<InputRounding, 4> input_roundings(const StepContext& step) const;
-  // Result: [tokens, hidden].
-  TensorView run(StepContext& step, const Inputs& x) const;
+  // Adds the result to `sum`, [tokens, hidden]; then inputs[i] is norms[i] of that, as add_branch()
+  // makes it.
+  void add_to(StepContext& step, const Inputs& x, const TensorView& sum,
+              std::span<const InputNorm> norms, std::span<LinearInput> inputs) const;
 
   void place(Placement& placement) { placement.place(router_, experts_, shared_, shared_gate_); }
 

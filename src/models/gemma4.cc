@@ -131,20 +131,23 @@ void Gemma4::decoder_layer(StepContext& step, int64_t index, const Shared& share
   const Layer& layer = layers_[index];
   const ResidualBranch attended =
       layer.post_attention_norm.on_branch(attend_block(step, index, shared, x, input));
-  const TensorView h =
-      layer.moe ? mlp_and_experts(step, layer, attended, x) : dense_mlp(step, layer, attended, x);
-  // Nothing lies between the sum and the layer's factor, but for models with per-layer inputs.
-  const float factor = layer.per_layer_input ? 1 : layer.scalar;
-  const ResidualBranch branch = layer.post_mlp_norm.on_branch(h, factor);
+  std::optional<InputNorm> end;
   if (passed) {
     const Layer& next = layers_[index + 1];
     const Attention& reader = next.attention;
-    input = passed.add_branch(step, branch, x, next.input_norm,
-                              {&reader.q.weight(), &reader.k.weight(), &reader.v.weight()});
-  } else {
-    input = {};
-    add_branch(step.stream, step.workspace, branch, x, {}, {});
+    end = passed.as_input(
+        step, x, next.input_norm,
+        input_rounding(step, {&reader.q.weight(), &reader.k.weight(), &reader.v.weight()}));
   }
+  PassedInput made(end);
+  if (layer.moe) {
+    add_mlp_and_experts(step, layer, attended, x, made);
+  } else {
+    const ResidualBranch branch =
+        layer.post_mlp_norm.on_branch(dense_mlp(step, layer, attended, x), end_factor(layer));
+    add_branch(step.stream, step.workspace, branch, x, made.norms(), made.inputs());
+  }
+  input = made.input();
   if (layer.per_layer_input) {
     const int64_t width = config_.per_layer_width;
     inject_per_layer_input(step, *layer.per_layer_input,
@@ -191,9 +194,13 @@ TensorView Gemma4::dense_mlp(StepContext& step, const Layer& layer, const Residu
   return layer.mlp.run(step, inputs[0]);
 }
 
+// Nothing lies between the layer's last sum and its factor, but for models with per-layer inputs.
+float Gemma4::end_factor(const Layer& layer) { return layer.per_layer_input ? 1 : layer.scalar; }
+
 // The dense branch and the experts side by side, each with its own post-norm.
-TensorView Gemma4::mlp_and_experts(StepContext& step, const Layer& layer,
-                                   const ResidualBranch& attended, const TensorView& x) const {
+void Gemma4::add_mlp_and_experts(StepContext& step, const Layer& layer,
+                                 const ResidualBranch& attended, const TensorView& x,
+                                 PassedInput& made) const {
   const LayerScope scope(step.stream, "moe");
   const Moe& moe = *layer.moe;
   const InputNorm norms[] = {layer.pre_mlp_norm.as_input(layer.mlp.input_rounding(step)),
@@ -205,11 +212,10 @@ TensorView Gemma4::mlp_and_experts(StepContext& step, const Layer& layer,
   const TensorView dense = step.workspace.take(DType::kF32, x.shape());
   const MixtureOfExperts::Outputs routed =
       moe.experts.run_experts(step, inputs[2], router_logits, {layer.mlp, inputs[0], dense});
-  combine_with_dense(
-      step.stream, step.workspace, routed.rows, routed.groups, routed.experts, routed.weights,
+  add_dense_and_experts(
+      step.stream, step.workspace, routed.as_rows(),
       {moe.post_mlp_norm.weight(), moe.post_experts_norm.weight(), moe.post_mlp_norm.epsilon()},
-      dense);
-  return dense;
+      layer.post_mlp_norm.on_branch(dense, end_factor(layer)), x, made.norms(), made.inputs());
 }
 
 // x += rms(W_p·(gelu(W_g·x) ⊙ u))

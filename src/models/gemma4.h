@@ -85,8 +85,9 @@ class Gemma4 : public Model {
                           const TensorView& x, const LinearInput& made) const;
   TensorView dense_mlp(StepContext& step, const Layer& layer, const ResidualBranch& attended,
                        const TensorView& x) const;
-  TensorView mlp_and_experts(StepContext& step, const Layer& layer, const ResidualBranch& attended,
-                             const TensorView& x) const;
+  void add_mlp_and_experts(StepContext& step, const Layer& layer, const ResidualBranch& attended,
+                           const TensorView& x, PassedInput& made) const;
+  static float end_factor(const Layer& layer);
   void inject_per_layer_input(StepContext& step, const PerLayerInput& injection,
                               const TensorView& u, const TensorView& x) const;
   TensorView logits(StepContext& step, const TensorView& x) const;

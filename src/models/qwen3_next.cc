@@ -103,9 +103,13 @@ TensorView Qwen3Next::forward(StepContext& step) const {
   const TensorView x = step.layers != nullptr ? step.layers->x : embed(step);  // [tokens, hidden]
   if (step.observer != nullptr) step.observer->layer_output(-1, x);
   const Rotary::Tables tables = rotary_.tables(step);
-  for (int64_t i = step.first_layer(); i < step.end_layer(num_layers()); ++i) {
+  const int64_t end = step.end_layer(num_layers());
+  const PassedNorm passed(step, config_.hidden_size);
+  Qwen3NextLayer::Passing passing{.x = x, .next = nullptr, .passed = passed};
+  for (int64_t i = step.first_layer(); i < end; ++i) {
     begin_layer(step, i);
-    layers_[i].run(step, i, rotary_, tables, x);
+    passing.next = i + 1 < end ? &layers_[i + 1] : nullptr;
+    layers_[i].run(step, i, rotary_, tables, passing);
     end_layer(step, i);
     if (step.observer != nullptr) step.observer->layer_output(i, x);
   }

@@ -24,9 +24,16 @@ class Qwen3NextLayer {
   Qwen3NextLayer(const Qwen3NextConfig& config, const Qwen3NextConfig::Layer& kind,
                  WeightBinder& binder, const std::string& prefix);
 
-  // x: [tokens, hidden], updated in place. `index` names the layer's cache.
+  // What the layers of a pass hand on.
+  struct Passing {
+    const TensorView& x;         // [tokens, hidden], updated in place
+    const Qwen3NextLayer* next;  // or null
+    const PassedNorm& passed;    // for the input of the next one
+    LinearInput input = {};      // of this layer, if the one before has made it; then of the next
+  };
+  // `index` names the layer's cache.
   void run(StepContext& step, int64_t index, const Rotary& rotary, const Rotary::Tables& tables,
-           const TensorView& x) const;
+           Passing& passing) const;
 
   void place(Placement& placement);
 
@@ -40,14 +47,15 @@ class Qwen3NextLayer {
     Linear q, gate, k, v, output;
     RmsNorm q_norm, k_norm;
 
-    TensorView run(StepContext& step, int64_t index, const RmsNorm& norm, const Rotary& rotary,
-                   const Rotary::Tables& tables, const TensorView& x) const;
+    TensorView run(StepContext& step, int64_t index, const Rotary& rotary,
+                   const Rotary::Tables& tables, const LinearInput& input) const;
   };
 
+  // Of the token mixer.
+  InputRounding input_rounding(const StepContext& step) const;
   TensorView mix_tokens(StepContext& step, int64_t index, const Rotary& rotary,
-                        const Rotary::Tables& tables, const TensorView& x) const;
-  TensorView feed_forward(StepContext& step, const ResidualBranch& mixed,
-                          const TensorView& x) const;
+                        const Rotary::Tables& tables, const Passing& passing) const;
+  void feed_forward(StepContext& step, const ResidualBranch& mixed, Passing& passing) const;
 
   static Attention bind_attention(const Qwen3NextConfig& config, LayerBinder& bind);
   static GatedDeltaNet bind_delta_net(const Qwen3NextConfig& config, LayerBinder& bind);

@@ -54,7 +54,9 @@ TensorView Qwen3NextMtp::forward(StepContext& step) const {
   embedding_norm_.run_to(step, embed(step), pair.columns(0, hidden));
   hidden_norm_.run_to(step, step.backbone_hidden, pair.columns(hidden, hidden));
   const TensorView x = fc_.run(step, pair);
-  layer_->run(step, 0, rotary_, rotary_.tables(step), x);
+  const PassedNorm passed;
+  Qwen3NextLayer::Passing passing{.x = x, .next = nullptr, .passed = passed};
+  layer_->run(step, 0, rotary_, rotary_.tables(step), passing);
   if (step.observer != nullptr) step.observer->layer_output(0, x);
 
   const TensorView rows =

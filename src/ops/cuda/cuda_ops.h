@@ -8,6 +8,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/fused/attend_heads.h"
 #include "ops/fused/attention_heads.h"
+#include "ops/fused/delta_step.h"
 #include "ops/fused/gated_mlps.h"
 #include "ops/fused/prepared_input.h"
 #include "ops/fused/residual.h"
@@ -80,6 +81,11 @@ void gated_delta(Stream& stream, Workspace& workspace, const GatedDeltaInputs& i
                  const RecurrentLayer& layer, std::span<const RecurrentRows> sequences,
                  const GatedDeltaOptions& options, const TensorView& out);
 
+bool can_delta_step(Stream& stream, const DeltaStepCall& call, const RecurrentLayer& layer,
+                    std::span<const RecurrentRows> sequences);
+LinearInput delta_step(Stream& stream, Workspace& workspace, const DeltaStepCall& call,
+                       const RecurrentLayer& layer, std::span<const RecurrentRows> sequences);
+
 // Whether an input of so many columns becomes codes with one scale a token.
 bool takes_token_codes(Stream& stream, const InputRounding& rounding, int64_t cols);
 // Under kBF16 or kInt8. What has no elements does not come here.
@@ -89,14 +95,33 @@ LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const Ten
 LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
                                 const TensorView& gate, const TensorView& up,
                                 const InputRounding& rounding);
-// Inputs of bfloat16.
+// Whether the sums below make inputs of codes of such rows, too.
+bool sums_give_codes(const TensorView& x);
+// Of inputs of bfloat16; and of rows for which sums_give_codes().
 void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
                 const TensorView& x, std::span<const InputNorm> norms,
                 std::span<LinearInput> inputs);
+bool can_add_coded_branch(const ResidualBranch& branch, const TensorView& x);
+void add_coded_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
+                      const TensorView& x, std::span<const InputNorm> norms,
+                      std::span<LinearInput> inputs);
 void combine_with_dense(Stream& stream, const TensorView& expert_outputs,
                         const ExpertGroups& groups, const TensorView& experts,
                         const TensorView& weights, const NormedBranches& norms,
                         const TensorView& dense);
+// The same kind, and whether there is a kernel for these sizes and formats.
+bool can_add_experts(Stream& stream, const ExpertRows& experts, const SharedExpert& shared,
+                     const TensorView& x);
+void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts,
+                 const SharedExpert& shared, const TensorView& x, std::span<const InputNorm> norms,
+                 std::span<LinearInput> inputs);
+bool can_add_dense_and_experts(Stream& stream, const ExpertRows& experts,
+                               const NormedBranches& halves, const ResidualBranch& branch,
+                               const TensorView& x);
+void add_dense_and_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts,
+                           const NormedBranches& halves, const ResidualBranch& branch,
+                           const TensorView& x, std::span<const InputNorm> norms,
+                           std::span<LinearInput> inputs);
 LinearInput gather_packed_input(Stream& stream, Workspace& workspace, const LinearInput& x,
                                 const TensorView& rows);
 LinearInput gather_token_codes(Stream& stream, Workspace& workspace, const LinearInput& x,

@@ -94,6 +94,36 @@ void combine_with_dense(Stream&, const TensorView&, const ExpertGroups&, const T
                         const TensorView&, const NormedBranches&, const TensorView&) {
   refuse();
 }
+bool sums_give_codes(const TensorView&) { refuse(); }
+bool can_add_coded_branch(const ResidualBranch&, const TensorView&) { refuse(); }
+void add_coded_branch(Stream&, Workspace&, const ResidualBranch&, const TensorView&,
+                      std::span<const InputNorm>, std::span<LinearInput>) {
+  refuse();
+}
+bool can_add_experts(Stream&, const ExpertRows&, const SharedExpert&, const TensorView&) {
+  refuse();
+}
+void add_experts(Stream&, Workspace&, const ExpertRows&, const SharedExpert&, const TensorView&,
+                 std::span<const InputNorm>, std::span<LinearInput>) {
+  refuse();
+}
+bool can_add_dense_and_experts(Stream&, const ExpertRows&, const NormedBranches&,
+                               const ResidualBranch&, const TensorView&) {
+  refuse();
+}
+void add_dense_and_experts(Stream&, Workspace&, const ExpertRows&, const NormedBranches&,
+                           const ResidualBranch&, const TensorView&, std::span<const InputNorm>,
+                           std::span<LinearInput>) {
+  refuse();
+}
+bool can_delta_step(Stream&, const DeltaStepCall&, const RecurrentLayer&,
+                    std::span<const RecurrentRows>) {
+  refuse();
+}
+LinearInput delta_step(Stream&, Workspace&, const DeltaStepCall&, const RecurrentLayer&,
+                       std::span<const RecurrentRows>) {
+  refuse();
+}
 LinearInput gather_packed_input(Stream&, Workspace&, const LinearInput&, const TensorView&) {
   refuse();
 }

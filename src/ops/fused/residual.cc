@@ -39,6 +39,79 @@ void copy_rows(Stream& stream, const TensorView& from, std::span<const int32_t> 
 
 }  // namespace
 
+namespace {
+
+// Whether one pass on a device can make all these inputs.
+bool one_pass(const Stream& stream, const TensorView& x, std::span<const InputNorm> norms) {
+  return !stream.is_cpu() && !x.empty() &&
+         std::all_of(norms.begin(), norms.end(), [](const InputNorm& norm) {
+           return norm.rounding.precision != ActivationPrecision::kF32;
+         });
+}
+
+bool takes_codes(Stream& stream, const TensorView& x, const InputRounding& rounding) {
+  return cuda::takes_token_codes(stream, rounding, x.dim(1));
+}
+
+// Calls add(norms, inputs) for those that a pass which writes x makes, once for equal ones, and
+// makes the others from x. gives_codes: the pass makes codes, too.
+template <typename Add>
+void add_and_prepare(Stream& stream, Workspace& workspace, const TensorView& x, bool gives_codes,
+                     std::span<const InputNorm> norms, std::span<LinearInput> inputs,
+                     const Add& add) {
+  std::array<size_t, kMaxInputNorms> source{};
+  std::array<InputNorm, kMaxInputNorms> distinct;
+  std::array<LinearInput, kMaxInputNorms> results;
+  size_t num_distinct = 0;
+  for (size_t i = 0; i < norms.size(); ++i) {
+    const size_t first = first_equal(norms, i);
+    source[i] = first == i ? num_distinct : source[first];
+    if (first == i) distinct[num_distinct++] = norms[i];
+  }
+  std::array<InputNorm, kMaxInputNorms> passed_norms;
+  std::array<LinearInput, kMaxInputNorms> passed;
+  const auto passes = [&](const InputNorm& norm) {
+    return gives_codes || !takes_codes(stream, x, norm.rounding);
+  };
+  size_t num_passed = 0;
+  for (size_t i = 0; i < num_distinct; ++i) {
+    if (passes(distinct[i])) passed_norms[num_passed++] = distinct[i];
+  }
+  add(std::span<const InputNorm>(passed_norms).first(num_passed),
+      std::span<LinearInput>(passed).first(num_passed));
+  for (size_t i = 0, next = 0; i < num_distinct; ++i) {
+    results[i] = passes(distinct[i])
+                     ? passed[next++]
+                     : cuda::prepare_normed_input(stream, workspace, x, distinct[i].weight,
+                                                  distinct[i].epsilon, distinct[i].rounding);
+  }
+  for (size_t i = 0; i < norms.size(); ++i) inputs[i] = results[source[i]];
+}
+
+// Of a pass over `rows_read` rows of x's width, beside x itself.
+OpWork work_of(const TensorView& x, double rows_read, size_t num_inputs) {
+  const auto elements = static_cast<double>(x.num_elements());
+  const auto inputs = static_cast<double>(num_inputs);
+  return {.activation_bytes = (4 * rows_read + 8 + 2 * inputs) * elements,
+          .operations = (2 * rows_read + 4 + 4 * inputs) * elements};
+}
+
+void check_experts(const ExpertRows& experts, const TensorView& x) {
+  BRAID_CHECK(x.rank() == 2 && experts.experts.rank() == 2 &&
+                  experts.experts.shape() == experts.weights.shape() &&
+                  experts.experts.dim(0) == x.dim(0) &&
+                  (experts.rows.shape() == Shape{experts.experts.num_elements(), x.dim(1)}),
+              "x {}, expert outputs {}, experts {}", to_string(x.shape()),
+              to_string(experts.rows.shape()), to_string(experts.experts.shape()));
+}
+
+}  // namespace
+
+bool stays_in_room(Stream& stream, const TensorView& x, const InputRounding& rounding) {
+  return !stream.is_cpu() && rounding.precision != ActivationPrecision::kF32 &&
+         (cuda::sums_give_codes(x) || !takes_codes(stream, x, rounding));
+}
+
 void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
                 const TensorView& x, std::span<const InputNorm> norms,
                 std::span<LinearInput> inputs) {
@@ -46,44 +119,17 @@ void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& bran
                   norms.size() <= kMaxInputNorms,
               "x {}, y {}, {} norms", to_string(x.shape()), to_string(branch.y.shape()),
               norms.size());
-  const bool rounded = std::all_of(norms.begin(), norms.end(), [](const InputNorm& norm) {
-    return norm.rounding.precision != ActivationPrecision::kF32;
-  });
-  if (!stream.is_cpu() && rounded && !x.empty()) {
-    const OpScope op(stream, "add_branch", [&] {
-      const double elements = static_cast<double>(x.num_elements());
-      const double num_inputs = static_cast<double>(inputs.size());
-      return OpWork{.activation_bytes = (12 + 2 * num_inputs) * elements,
-                    .operations = (6 + 4 * num_inputs) * elements};
-    });
-    std::array<size_t, kMaxInputNorms> source{};
-    std::array<InputNorm, kMaxInputNorms> distinct;
-    std::array<LinearInput, kMaxInputNorms> results;
-    size_t num_distinct = 0;
-    for (size_t i = 0; i < norms.size(); ++i) {
-      const size_t first = first_equal(norms, i);
-      source[i] = first == i ? num_distinct : source[first];
-      if (first == i) distinct[num_distinct++] = norms[i];
-    }
-    // Codes need the largest of a row: they are made from the sum, after it.
-    const auto takes_codes = [&](const InputNorm& norm) {
-      return cuda::takes_token_codes(stream, norm.rounding, x.dim(1));
-    };
-    std::array<InputNorm, kMaxInputNorms> packed_norms;
-    std::array<LinearInput, kMaxInputNorms> packed;
-    size_t num_packed = 0;
-    for (size_t i = 0; i < num_distinct; ++i) {
-      if (!takes_codes(distinct[i])) packed_norms[num_packed++] = distinct[i];
-    }
-    cuda::add_branch(stream, workspace, branch, x, std::span(packed_norms).first(num_packed),
-                     std::span(packed).first(num_packed));
-    for (size_t i = 0, next = 0; i < num_distinct; ++i) {
-      results[i] = takes_codes(distinct[i])
-                       ? cuda::prepare_normed_input(stream, workspace, x, distinct[i].weight,
-                                                    distinct[i].epsilon, distinct[i].rounding)
-                       : packed[next++];
-    }
-    for (size_t i = 0; i < norms.size(); ++i) inputs[i] = results[source[i]];
+  if (one_pass(stream, x, norms)) {
+    const OpScope op(stream, "add_branch", [&] { return work_of(x, 1, norms.size()); });
+    const bool gives_codes = cuda::can_add_coded_branch(branch, x);
+    add_and_prepare(
+        stream, workspace, x, gives_codes, norms, inputs, [&](const auto& some, const auto& made) {
+          const bool codes = std::any_of(some.begin(), some.end(), [&](const InputNorm& norm) {
+            return takes_codes(stream, x, norm.rounding);
+          });
+          (codes ? cuda::add_coded_branch : cuda::add_branch)(stream, workspace, branch, x, some,
+                                                              made);
+        });
     return;
   }
   if (branch.normed) {
@@ -98,6 +144,32 @@ void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& bran
                           : prepare_normed_input(stream, workspace, x, norms[i].weight,
                                                  norms[i].epsilon, norms[i].rounding);
   }
+}
+
+void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts,
+                 const SharedExpert& shared, const TensorView& x, std::span<const InputNorm> norms,
+                 std::span<LinearInput> inputs) {
+  check_experts(experts, x);
+  BRAID_CHECK(shared.rows.shape() == x.shape() && shared.gate.rows() == 1 &&
+                  norms.size() == inputs.size() && norms.size() <= kMaxInputNorms,
+              "x {}, shared {}, gate {}, {} norms", to_string(x.shape()),
+              to_string(shared.rows.shape()), to_string(shared.gate.shape), norms.size());
+  if (one_pass(stream, x, norms) && cuda::can_add_experts(stream, experts, shared, x)) {
+    const OpScope op(stream, "add_experts", [&] {
+      return work_of(x, static_cast<double>(experts.experts.dim(1) + 1), norms.size());
+    });
+    add_and_prepare(stream, workspace, x, cuda::sums_give_codes(x), norms, inputs,
+                    [&](const auto& some, const auto& made) {
+                      cuda::add_experts(stream, workspace, experts, shared, x, some, made);
+                    });
+    return;
+  }
+  const TensorView combined = workspace.take(DType::kF32, x.shape());
+  const TensorView gate = workspace.take(DType::kF32, {x.dim(0), 1});
+  combine_experts(stream, experts.rows, experts.groups, experts.experts, experts.weights, combined);
+  linear(stream, shared.gate, shared.gate_input, gate);
+  add_sigmoid_scaled(stream, combined, shared.rows, gate);
+  add_branch(stream, workspace, {.y = combined, .normed = false}, x, norms, inputs);
 }
 
 void combine_with_dense(Stream& stream, Workspace& workspace, const TensorView& expert_outputs,
@@ -123,6 +195,32 @@ void combine_with_dense(Stream& stream, Workspace& workspace, const TensorView& 
   rms_norm(stream, dense, norms.dense_norm, norms.epsilon, dense);
   combine_experts(stream, expert_outputs, groups, experts, weights, combined);
   add_rms_norm(stream, combined, norms.experts_norm, norms.epsilon, dense);
+}
+
+void add_dense_and_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts,
+                           const NormedBranches& halves, const ResidualBranch& branch,
+                           const TensorView& x, std::span<const InputNorm> norms,
+                           std::span<LinearInput> inputs) {
+  check_experts(experts, x);
+  BRAID_CHECK(branch.y.shape() == x.shape() && norms.size() == inputs.size() &&
+                  norms.size() <= kMaxInputNorms,
+              "x {}, dense {}, {} norms", to_string(x.shape()), to_string(branch.y.shape()),
+              norms.size());
+  if (branch.normed && one_pass(stream, x, norms) &&
+      cuda::can_add_dense_and_experts(stream, experts, halves, branch, x)) {
+    const OpScope op(stream, "add_dense_and_experts", [&] {
+      return work_of(x, static_cast<double>(experts.experts.dim(1) + 1), norms.size());
+    });
+    add_and_prepare(stream, workspace, x, cuda::sums_give_codes(x), norms, inputs,
+                    [&](const auto& some, const auto& made) {
+                      cuda::add_dense_and_experts(stream, workspace, experts, halves, branch, x,
+                                                  some, made);
+                    });
+    return;
+  }
+  combine_with_dense(stream, workspace, experts.rows, experts.groups, experts.experts,
+                     experts.weights, halves, branch.y);
+  add_branch(stream, workspace, branch, x, norms, inputs);
 }
 
 LinearInput gather_input(Stream& stream, Workspace& workspace, const LinearInput& x,

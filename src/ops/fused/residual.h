@@ -22,12 +22,16 @@ struct InputNorm {
   TensorView weight;  // [width], or empty
   float epsilon = 1e-6f;
   InputRounding rounding;
-  // Where one pass on a CUDA device leaves the input, [tokens, width up to a multiple of 64] of
-  // bfloat16; empty: in the workspace.
-  TensorView room = {};
+  // Where one pass on a CUDA device leaves the input; empty: in the workspace. See stays_in_room().
+  TensorView room = {};        // [tokens, width up to a multiple of 64] of bfloat16
+  TensorView code_room = {};   // [tokens, width] of int8
+  TensorView scale_room = {};  // [tokens] of float32
 };
 
 inline constexpr size_t kMaxInputNorms = 4;
+
+// Whether an input of x of this rounding, with room for everything, is left there on this stream.
+bool stays_in_room(Stream& stream, const TensorView& x, const InputRounding& rounding);
 
 // x ← (x + rms_norm(y)) · factor, then inputs[i] = prepare_normed_input(x, norms[i]). The results
 // are those of the single ops in turn, bit for bit; on a CUDA device it is one pass where all
@@ -47,6 +51,35 @@ void combine_with_dense(Stream& stream, Workspace& workspace, const TensorView& 
                         const ExpertGroups& groups, const TensorView& experts,
                         const TensorView& weights, const NormedBranches& norms,
                         const TensorView& dense);
+
+// What routed experts made of each token, before it is combined (see combine_experts()).
+struct ExpertRows {
+  TensorView rows;  // [tokens · k, width], sorted by expert
+  const ExpertGroups& groups;
+  TensorView experts, weights;  // [tokens, k]
+};
+
+// An expert that every token passes, weighted by a gate of its own.
+struct SharedExpert {
+  TensorView rows;                // [tokens, width]
+  const Weight& gate;             // [1, cols]
+  const LinearInput& gate_input;  // [tokens, cols]
+};
+
+// x ← x + combined experts + sigmoid(gate·gate_input) · shared rows, then inputs as in
+// add_branch(). One pass on a CUDA device, for bfloat16 gates and rows of up to 4096 elements; the
+// gate's sum then has another order. All but the rows of experts and the shared expert must have
+// been complete before the last op that was queued began (see GatedMlpCall::early).
+void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts,
+                 const SharedExpert& shared, const TensorView& x, std::span<const InputNorm> norms,
+                 std::span<LinearInput> inputs);
+
+// combine_with_dense() of branch.y, which is overwritten or left as it is, then add_branch(). One
+// pass on a CUDA device for rows of up to 4096 elements, with the same demands.
+void add_dense_and_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts,
+                           const NormedBranches& halves, const ResidualBranch& branch,
+                           const TensorView& x, std::span<const InputNorm> norms,
+                           std::span<LinearInput> inputs);
 
 // The input whose row i is row rows[i] of x.  rows: int32, on the stream's device.
 LinearInput gather_input(Stream& stream, Workspace& workspace, const LinearInput& x,

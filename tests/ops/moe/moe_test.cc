@@ -23,6 +23,19 @@ class MoeTest : public OpTest {
     }
     return experts;
   }
+  // Of some tokens: coarse values, a few values only, one value, or NaN here and there.
+  void make_ties(const PaddedTensor& logits) {
+    for (int64_t t = 0; t < logits.view().dim(0); ++t) {
+      const int64_t kind = random.integer(0, 5);
+      for (int64_t e = 0; e < logits.view().dim(1); ++e) {
+        float& logit = logits.row(t)[e];
+        if (kind == 1) logit = std::round(logit);
+        if (kind == 2) logit = static_cast<float>(random.integer(-1, 1));
+        if (kind == 3) logit = -0.5f;
+        if (kind == 4 && random.integer(0, 3) > 0) logit = kNan;
+      }
+    }
+  }
 };
 
 TEST_P(MoeTest, ChoosesAndWeighsLikeTheReference) {
@@ -143,10 +156,11 @@ TEST_P(MoeTest, RoutingIsChoosingAndGrouping) {
     int64_t num_experts, k;
   };
   for (const Case& c : {Case{1, 1}, Case{4, 4}, Case{128, 8}, Case{512, 10}, Case{700, 3}}) {
-    for (const int64_t tokens : {0, 1, 2, 8, 32, 90, 128, 129, 400}) {
+    for (const int64_t tokens : {0, 1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 128, 129, 400}) {
       Workspace::Scope scope(workspace);
       PaddedTensor logits({tokens, c.num_experts}, 1);
       logits.fill_normal(random, 3);
+      make_ties(logits);
       Tensor scale(DType::kF32, {c.num_experts}, op_test_device);
       for (float& s : scale.view().span<float>()) s = random.uniform(0.1f, 2);
       const RouterSoftmax softmax = random.pick({RouterSoftmax::kChosen, RouterSoftmax::kAll});
@@ -163,6 +177,12 @@ TEST_P(MoeTest, RoutingIsChoosingAndGrouping) {
         return std::equal(x.begin(), x.end(), y.begin(), y.end());
       };
       EXPECT_TRUE(same(experts, again));
+      for (int64_t t = 0; t < tokens; ++t) {
+        const reference::Routing routing =
+            reference::route(logits.row(t), c.num_experts, c.k, nullptr);
+        const int32_t* row = experts.view().row<int32_t>(t);
+        ASSERT_EQ(std::vector<int32_t>(row, row + c.k), routing.experts) << "token " << t;
+      }
       EXPECT_TRUE(same(groups.offsets, expected.offsets));
       EXPECT_TRUE(same(groups.tokens, expected.tokens));
       EXPECT_TRUE(same(groups.places, expected.places));

@@ -1,6 +1,7 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
+#include "ops/fused/cuda/row_math.cuh"
 #include "ops/norm/cuda/rms_norm.cuh"
 
 namespace braid::cuda {
@@ -12,17 +13,6 @@ constexpr int kMostThreads = 512;  // of rows that take several vectors a thread
 constexpr int kManyTokens = 256;
 constexpr int kMaxChoices = 64;
 constexpr int kGatherThreads = 128;
-
-__device__ __forceinline__ float4 times(float4 v, float factor) {
-  return {__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor),
-          __fmul_rn(v.w, factor)};
-}
-__device__ __forceinline__ float4 times(float4 v, float4 w) {
-  return {__fmul_rn(v.x, w.x), __fmul_rn(v.y, w.y), __fmul_rn(v.z, w.z), __fmul_rn(v.w, w.w)};
-}
-__device__ __forceinline__ float4 plus(float4 a, float4 b) {
-  return {__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w)};
-}
 
 // Blocks of a multiprocessor, at least.
 constexpr int least_blocks(int vectors) { return vectors == 2 ? 3 : 1; }
@@ -199,10 +189,6 @@ __global__ void __launch_bounds__(kGatherThreads)
   if (i >= padded) return;
   *reinterpret_cast<uint4*>(to[blockIdx.y] + i) =
       *reinterpret_cast<const uint4*>(from[rows[blockIdx.y]] + i);
-}
-
-bool aligned_weights(const TensorView& view) {
-  return view.empty() || reinterpret_cast<uintptr_t>(view.raw()) % 16 == 0;
 }
 
 }  // namespace

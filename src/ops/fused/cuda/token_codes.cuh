@@ -74,6 +74,9 @@ struct TokenCodes {
         scales(workspace.take(DType::kF32, {rows})) {
     if (with_packed) packed = PackedRows(workspace, rows, cols);
   }
+  // In room for codes and scales.
+  TokenCodes(const TensorView& codes, const TensorView& scales, const PackedRows& packed)
+      : codes(codes), scales(scales), packed(packed) {}
 
   TokenCodeRows rows() const {
     TokenCodeRows rows{rows_of<int8_t>(codes), scales.data<float>(), {nullptr, 0}};

@@ -3,6 +3,7 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/fused/cuda/token_inputs.h"
+#include "ops/linear/cuda/few_rows.h"
 #include "ops/linear/cuda/int8_products.h"
 #include "ops/linear/cuda/products.h"
 #include "ops/linear/cuda/tensor_core.cuh"
@@ -124,7 +125,9 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
   }
   const bool streams = !exact && few_tokens_can(products);
   const int most = products.tiles ? most_few_tokens(products) : kMostStreamTokens;
-  if (!exact && products.tokens <= most && can_stream(stream, products)) {
+  if (few_rows_can(products)) {
+    few_rows_products(stream, products);
+  } else if (!exact && products.tokens <= most && can_stream(stream, products)) {
     stream_products(stream, products);
   } else if (streams && products.tokens <= most_few_tokens(products)) {
     few_tokens_products(stream, products);

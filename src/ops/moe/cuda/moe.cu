@@ -4,116 +4,13 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
-#include "ops/moe/cuda/top_k.cuh"
 
 namespace braid::cuda {
 namespace {
 
-constexpr int kRouterWarps = 4;
 constexpr int kGroupWarps = 8;
-constexpr int kRouteThreads = 1024;
-constexpr int kMaxRouteExperts = 512;
 constexpr int kCombineThreads = 256;
 constexpr int kMaxChoices = kWarp;
-
-struct RouterArguments {
-  Rows<const float> logits;
-  const float* expert_scale;  // or null
-  Rows<int32_t> experts;
-  Rows<float> weights;
-  int num_experts, k;
-  int64_t tokens;
-  bool over_chosen;
-};
-
-// By a warp. Leaves what it chose in `ids`, too, unless that is null.
-template <int kPerLane>
-__device__ void route_token(const RouterArguments& args, int64_t token, int lane, int* ids) {
-  const float* logits = args.logits[token];
-  WarpTopK<kPerLane> all;
-  all.load(logits, args.num_experts, lane);
-  int32_t* chosen = args.experts[token];
-  float* weights = args.weights[token];
-  Choice own{};  // of lane i: choice i
-  float largest = 0;
-  for (int i = 0; i < args.k; ++i) {
-    const Choice choice = all.take_next(lane);
-    if (i == 0) largest = choice.logit;
-    if (i == lane) own = choice;
-  }
-  float sum = 0;
-  if (args.over_chosen) {
-    sum = lane < args.k ? expf(own.logit - largest) : 0;
-  } else {
-    for (int i = lane; i < args.num_experts; i += kWarp) sum += expf(logits[i] - largest);
-  }
-  sum = warp_sum(sum);
-  if (lane >= args.k) return;
-  float weight = expf(own.logit - largest) / sum;
-  if (args.expert_scale != nullptr) weight *= args.expert_scale[own.expert];
-  chosen[lane] = own.expert;
-  weights[lane] = weight;
-  if (ids != nullptr) ids[lane] = own.expert;
-}
-
-template <int kPerLane>
-__global__ void __launch_bounds__(kRouterWarps* kWarp) top_k_kernel(RouterArguments args) {
-  wait_for_inputs();
-  const int64_t token = static_cast<int64_t>(blockIdx.x) * kRouterWarps + threadIdx.x / kWarp;
-  if (token < args.tokens) route_token<kPerLane>(args, token, threadIdx.x % kWarp, nullptr);
-}
-
-// One block routes all tokens and sorts their pairs, one a thread.
-template <int kPerLane>
-__global__ void __launch_bounds__(kRouteThreads)
-    route_kernel(RouterArguments args, int32_t* offsets, int32_t* tokens, int32_t* places) {
-  constexpr int kWarps = kRouteThreads / kWarp;
-  __shared__ int ids[kRouteThreads];
-  __shared__ int starts[kMaxRouteExperts];
-  // Pairs of each expert among those of a warp.
-  __shared__ unsigned char counts[kWarps][kMaxRouteExperts];
-  __shared__ int warp_totals[kWarps];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  for (int i = threadIdx.x; i < kWarps * kMaxRouteExperts / 4; i += kRouteThreads) {
-    reinterpret_cast<unsigned*>(counts)[i] = 0;
-  }
-  wait_for_inputs();
-  for (int token = warp; token < args.tokens; token += kWarps) {
-    route_token<kPerLane>(args, token, lane, ids + token * args.k);
-  }
-  __syncthreads();
-  const int pair = threadIdx.x;
-  const bool is_pair = pair < args.tokens * args.k;
-  const int id = is_pair ? ids[pair] : -1;
-  const unsigned same = __match_any_sync(0xffffffffu, id);
-  const int rank = __popc(same & ((1u << lane) - 1));
-  if (is_pair && rank == 0) counts[warp][id] = static_cast<unsigned char>(__popc(same));
-  __syncthreads();
-  int own = 0;
-  if (threadIdx.x < args.num_experts) {
-    for (int w = 0; w < kWarps; ++w) own += counts[w][threadIdx.x];
-  }
-  int before = own;  // of the lanes up to this one
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, before, offset);
-    if (lane >= offset) before += other;
-  }
-  if (lane == kWarp - 1) warp_totals[warp] = before;
-  before -= own;
-  __syncthreads();
-  for (int w = 0; w < warp; ++w) before += warp_totals[w];
-  if (threadIdx.x < args.num_experts) {
-    starts[threadIdx.x] = before;
-    offsets[threadIdx.x] = before;
-    if (threadIdx.x == args.num_experts - 1) offsets[args.num_experts] = before + own;
-  }
-  __syncthreads();
-  if (!is_pair) return;
-  int place = starts[id] + rank;
-  for (int w = 0; w < warp; ++w) place += counts[w][id];
-  tokens[place] = pair / args.k;
-  places[pair] = place;
-}
 
 // Four neighbouring pairs' experts; beyond the end, one that is none.
 template <bool kFlat>
@@ -228,62 +125,6 @@ __global__ void __launch_bounds__(kCombineThreads)
 }
 
 }  // namespace
-
-namespace {
-
-RouterArguments router_arguments(const TensorView& logits, const TensorView& expert_scale,
-                                 const TensorView& experts, const TensorView& weights,
-                                 RouterSoftmax softmax) {
-  return {.logits = rows_of<const float>(logits),
-          .expert_scale = expert_scale.empty() ? nullptr : expert_scale.data<float>(),
-          .experts = rows_of<int32_t>(experts),
-          .weights = rows_of<float>(weights),
-          .num_experts = static_cast<int>(logits.dim(1)),
-          .k = static_cast<int>(experts.dim(1)),
-          .tokens = logits.dim(0),
-          .over_chosen = softmax == RouterSoftmax::kChosen};
-}
-
-}  // namespace
-
-void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& expert_scale,
-                   const TensorView& experts, const TensorView& weights, RouterSoftmax softmax) {
-  const RouterArguments args = router_arguments(logits, expert_scale, experts, weights, softmax);
-  const auto run = [&](auto kernel) {
-    launch(stream, kernel, static_cast<unsigned>(ceil_divide<int64_t>(args.tokens, kRouterWarps)),
-           kRouterWarps * kWarp, 0, args);
-  };
-  BRAID_CHECK(args.num_experts <= 64 * kWarp && args.k <= kMaxChoices,
-              "a router of {} of {} experts", args.k, args.num_experts);
-  if (args.num_experts <= 4 * kWarp) {
-    run(top_k_kernel<4>);
-  } else if (args.num_experts <= 16 * kWarp) {
-    run(top_k_kernel<16>);
-  } else {
-    run(top_k_kernel<64>);
-  }
-  stream.cuda().finish_op("top_k_experts");
-}
-
-bool route_to_experts(Stream& stream, const TensorView& logits, const TensorView& expert_scale,
-                      const TensorView& experts, const TensorView& weights, RouterSoftmax softmax,
-                      const ExpertGroups& groups) {
-  const RouterArguments args = router_arguments(logits, expert_scale, experts, weights, softmax);
-  if (args.k > kMaxChoices || args.tokens * args.k > kRouteThreads ||
-      args.num_experts > kMaxRouteExperts)
-    return false;
-  const auto run = [&](auto kernel) {
-    launch(stream, kernel, 1, kRouteThreads, 0, args, groups.offsets.data<int32_t>(),
-           groups.tokens.data<int32_t>(), groups.places.data<int32_t>());
-  };
-  if (args.num_experts <= 4 * kWarp) {
-    run(route_kernel<4>);
-  } else {
-    run(route_kernel<16>);
-  }
-  stream.cuda().finish_op("route_to_experts");
-  return true;
-}
 
 void group_by_expert(Stream& stream, const TensorView& experts, const ExpertGroups& groups) {
   const int num_experts = static_cast<int>(groups.offsets.dim(0)) - 1;

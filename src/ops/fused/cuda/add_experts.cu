@@ -1,0 +1,346 @@
+#include <cuda_bf16.h>
+
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/row_vectors.cuh"
+#include "ops/fused/cuda/row_math.cuh"
+#include "ops/fused/cuda/token_codes.cuh"
+#include "ops/norm/cuda/rms_norm.cuh"
+
+namespace braid::cuda {
+namespace {
+
+constexpr int kMostThreads = 1024;
+// Fewer of them have more registers each, for few tokens.
+constexpr int kFewThreads = 768;
+constexpr int kMaxChoices = kWarp;
+// From here on the kernels of combine_with_dense() and add_branch() keep the memory busier.
+constexpr int kManyTokens = 256;
+// Rows of experts that are fetched together.
+template <int kThreads>
+constexpr int kRowsAtOnce = kThreads <= kFewThreads ? 10 : 8;
+
+// What the sums share: a block takes a token, each thread four elements of it.
+struct SumArguments {
+  Rows<float> x;
+  int width, padded;
+  int num_inputs;
+  const float* input_norms[kMaxInputNorms];
+  float input_epsilons[kMaxInputNorms];
+  Rows<uint16_t> inputs[kMaxInputNorms];  // of bfloat16; null:
+  TokenCodeRows codes[kMaxInputNorms];
+};
+
+struct ExpertArguments {
+  Rows<const float> rows;
+  const int32_t* places;
+  Rows<const float> weights;
+  int k, width;
+};
+
+struct Choices {
+  int places[kMaxChoices];
+  float weights[kMaxChoices];
+};
+
+__device__ __forceinline__ float4 gain_of(const float* weights, int i, int width) {
+  return weights != nullptr ? load4<true>(weights, i, width) : float4{1, 1, 1, 1};
+}
+
+// By the first warp: places ascend with the expert.
+__device__ __forceinline__ void sort_choices(const ExpertArguments& args, int64_t token,
+                                             Choices& choices) {
+  const int choice = threadIdx.x;
+  const int own = choice < args.k ? args.places[token * args.k + choice] : INT32_MAX;
+  int rank = 0;
+  for (int other = 0; other < args.k; ++other) {
+    rank += __shfl_sync(0xffffffffu, own, other) < own;
+  }
+  if (choice < args.k) {
+    choices.places[rank] = own;
+    choices.weights[rank] = args.weights[token][choice];
+  }
+}
+
+// The sum of combine_experts().
+template <int kAtOnce>
+__device__ __forceinline__ float4 combined(const ExpertArguments& args, const Choices& choices,
+                                           int i) {
+  float4 sum{};
+#pragma unroll 1
+  for (int first = 0; first < args.k; first += kAtOnce) {
+    float4 v[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int choice = min(first + n, args.k - 1);
+      v[n] = load4<true>(args.rows[choices.places[choice]], i, args.width);
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (first + n >= args.k) break;
+      const float4 term = times(v[n], choices.weights[first + n]);
+      sum = first + n == 0 ? term : plus(sum, term);
+    }
+  }
+  return sum;
+}
+
+// x ← v and the norms of it.
+__device__ __forceinline__ void store_sum(const SumArguments& args, int64_t token, int i, float4 v,
+                                          float4 first_gain) {
+  store4<true>(args.x[token], i, args.width, v);
+  if (args.num_inputs == 0) return;
+  const float sum = block_sum(sum_of_squares(v));
+#pragma unroll 1
+  for (int n = 0; n < args.num_inputs; ++n) {
+    const float* weights = args.input_norms[n];
+    const float4 gain =
+        weights == args.input_norms[0] ? first_gain : gain_of(weights, i, args.width);
+    const float scale = inverse_rms(sum, args.width, args.input_epsilons[n]);
+    const float4 normed[1] = {times(times(v, scale), gain)};
+    if (args.inputs[n].data == nullptr) {
+      args.codes[n].store(token, normed, args.width, args.padded);
+    } else if (i < args.padded) {
+      store_rounded(args.inputs[n][token], i, normed[0]);
+    }
+  }
+}
+
+struct BranchArguments {
+  SumArguments sum;
+  Rows<const float> y;
+  const float* norm;  // or null
+  float epsilon;
+  float factor;
+};
+
+template <bool kNormed>
+__global__ void __launch_bounds__(kMostThreads, 1)
+    branch_kernel(const __grid_constant__ BranchArguments args) {
+  const SumArguments& sum = args.sum;
+  const int64_t token = blockIdx.x;
+  const int i = 4 * threadIdx.x;
+  const float4 gain = gain_of(sum.input_norms[0], i, sum.width);
+  const float4 branch_gain = gain_of(args.norm, i, sum.width);
+  wait_for_inputs();
+  const float4 old = load4<true>(sum.x[token], i, sum.width);
+  float4 y = load4<true>(args.y[token], i, sum.width);
+  if constexpr (kNormed) {
+    const float scale = inverse_rms(block_sum(sum_of_squares(y)), sum.width, args.epsilon);
+    y = times(times(y, scale), branch_gain);
+  }
+  store_sum(sum, token, i, times(plus(old, y), args.factor), gain);
+}
+
+struct SharedArguments {
+  SumArguments sum;
+  ExpertArguments experts;
+  Rows<const float> shared;
+  const uint16_t* gate;
+  Rows<const uint16_t> gate_input;
+  int gate_cols;
+};
+
+__device__ __forceinline__ float dot(uint32_t a, uint32_t b, float sum) {
+  const float2 u = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&a));
+  const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&b));
+  return fmaf(u.y, v.y, fmaf(u.x, v.x, sum));
+}
+
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads, 1)
+    shared_kernel(const __grid_constant__ SharedArguments args) {
+  __shared__ Choices choices;
+  const SumArguments& sum = args.sum;
+  const int64_t token = blockIdx.x;
+  const int i = 4 * threadIdx.x;
+  // Only the rows of experts may be incomplete yet.
+  const float4 old = load4<true>(sum.x[token], i, sum.width);
+  const float4 gain = gain_of(sum.input_norms[0], i, sum.width);
+  if (threadIdx.x < kWarp) sort_choices(args.experts, token, choices);
+  float gate = 0;
+  for (int c = 8 * threadIdx.x; c < args.gate_cols; c += 8 * blockDim.x) {
+    const uint4 w = *reinterpret_cast<const uint4*>(args.gate + c);
+    const uint4 v = *reinterpret_cast<const uint4*>(args.gate_input[token] + c);
+    gate = dot(w.w, v.w, dot(w.z, v.z, dot(w.y, v.y, dot(w.x, v.x, gate))));
+  }
+  gate = block_sum(gate);
+  const auto factor = static_cast<float>(1 / (1 + exp(-static_cast<double>(gate))));
+  __syncthreads();
+  wait_for_inputs();
+  const float4 shared = load4<true>(args.shared[token], i, sum.width);
+  float4 v = combined<kRowsAtOnce<kThreads>>(args.experts, choices, i);
+  v = {fmaf(factor, shared.x, v.x), fmaf(factor, shared.y, v.y), fmaf(factor, shared.z, v.z),
+       fmaf(factor, shared.w, v.w)};
+  store_sum(sum, token, i, plus(old, v), gain);
+}
+
+struct DenseArguments {
+  SumArguments sum;
+  ExpertArguments experts;
+  Rows<const float> dense;
+  const float* dense_norm;
+  const float* experts_norm;
+  float epsilon;
+  const float* branch_norm;  // or null
+  float branch_epsilon;
+  float factor;
+};
+
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads, 1)
+    dense_kernel(const __grid_constant__ DenseArguments args) {
+  __shared__ Choices choices;
+  const SumArguments& sum = args.sum;
+  const int64_t token = blockIdx.x;
+  const int i = 4 * threadIdx.x;
+  // Only the rows of experts and of the dense branch may be incomplete yet.
+  const float4 old = load4<true>(sum.x[token], i, sum.width);
+  const float4 gain = gain_of(sum.input_norms[0], i, sum.width);
+  const float4 dense_gain = gain_of(args.dense_norm, i, sum.width);
+  const float4 experts_gain = gain_of(args.experts_norm, i, sum.width);
+  const float4 branch_gain = gain_of(args.branch_norm, i, sum.width);
+  if (threadIdx.x < kWarp) sort_choices(args.experts, token, choices);
+  __syncthreads();
+  wait_for_inputs();
+  const float4 dense = load4<true>(args.dense[token], i, sum.width);
+  const float4 experts = combined<kRowsAtOnce<kThreads>>(args.experts, choices, i);
+  const float dense_scale = inverse_rms(block_sum(sum_of_squares(dense)), sum.width, args.epsilon);
+  const float scale = inverse_rms(block_sum(sum_of_squares(experts)), sum.width, args.epsilon);
+  float4 y = plus(times(times(dense, dense_scale), dense_gain),
+                  times(times(experts, scale), experts_gain));
+  const float branch_scale =
+      inverse_rms(block_sum(sum_of_squares(y)), sum.width, args.branch_epsilon);
+  y = times(times(y, branch_scale), branch_gain);
+  store_sum(sum, token, i, times(plus(old, y), args.factor), gain);
+}
+
+bool can_sum(const TensorView& x) { return x.dim(1) <= 4 * kMostThreads && rows_are_aligned(x); }
+bool can_sum(const ExpertRows& experts, const TensorView& x) {
+  return can_sum(x) && experts.experts.dim(1) <= kMaxChoices &&
+         experts.rows.dtype() == DType::kF32 && rows_are_aligned(experts.rows);
+}
+
+ExpertArguments expert_arguments(const ExpertRows& experts) {
+  return {.rows = rows_of<const float>(experts.rows),
+          .places = experts.groups.places.data<int32_t>(),
+          .weights = rows_of<const float>(experts.weights),
+          .k = static_cast<int>(experts.experts.dim(1)),
+          .width = static_cast<int>(experts.rows.dim(1))};
+}
+
+SumArguments sum_arguments(Stream& stream, Workspace& workspace, const TensorView& x,
+                           std::span<const InputNorm> norms, std::span<LinearInput> inputs) {
+  const int64_t width = x.dim(1);
+  SumArguments args{
+      .x = rows_of<float>(x),
+      .width = static_cast<int>(width),
+      .padded = static_cast<int>(ceil_divide<int64_t>(width, kPackedColumns) * kPackedColumns),
+      .num_inputs = static_cast<int>(norms.size())};
+  for (size_t i = 0; i < norms.size(); ++i) {
+    const InputNorm& norm = norms[i];
+    BRAID_CHECK(aligned_weights(norm.weight), "the weight of a norm is not aligned");
+    args.input_norms[i] = norm.weight.empty() ? nullptr : norm.weight.data<float>();
+    args.input_epsilons[i] = norm.epsilon;
+    const auto packed = [&] {
+      return norm.room.empty() ? PackedRows(workspace, x.dim(0), width)
+                               : PackedRows(norm.room, width);
+    };
+    if (takes_token_codes(stream, norm.rounding, width)) {
+      const bool with_packed = norm.rounding.scales.per_block;
+      const TokenCodes codes =
+          norm.code_room.empty()
+              ? TokenCodes(workspace, x.dim(0), width, with_packed)
+              : TokenCodes(norm.code_room, norm.scale_room, with_packed ? packed() : PackedRows());
+      args.codes[i] = codes.rows();
+      inputs[i] = codes.input(x);
+    } else {
+      const PackedRows rows = packed();
+      BRAID_CHECK(rows.padded == args.padded, "room for rows of {}", rows.padded);
+      args.inputs[i] = rows.rows();
+      inputs[i] = rows.input(x);
+    }
+  }
+  return args;
+}
+
+template <typename Arguments>
+void launch_rows(Stream& stream, void (*few)(Arguments), void (*most)(Arguments),
+                 const Arguments& args, const TensorView& x) {
+  const int threads = ceil_divide(args.sum.padded / 4, kWarp) * kWarp;
+  const bool few_fit = threads <= kFewThreads && x.dim(0) < kManyTokens;
+  launch(stream, few_fit ? few : most, static_cast<unsigned>(x.dim(0)), threads, 0, args);
+}
+
+const float* weights_of(const TensorView& norm) {
+  return norm.empty() ? nullptr : norm.data<float>();
+}
+
+}  // namespace
+
+bool sums_give_codes(const TensorView& x) { return x.dim(0) < kManyTokens && can_sum(x); }
+
+bool can_add_coded_branch(const ResidualBranch& branch, const TensorView& x) {
+  return sums_give_codes(x) && rows_are_aligned(branch.y) && aligned_weights(branch.norm);
+}
+
+void add_coded_branch(Stream& stream, Workspace& workspace, const ResidualBranch& branch,
+                      const TensorView& x, std::span<const InputNorm> norms,
+                      std::span<LinearInput> inputs) {
+  const BranchArguments args{.sum = sum_arguments(stream, workspace, x, norms, inputs),
+                             .y = rows_of<const float>(branch.y),
+                             .norm = weights_of(branch.norm),
+                             .epsilon = branch.epsilon,
+                             .factor = branch.factor};
+  const auto kernel = branch.normed ? branch_kernel<true> : branch_kernel<false>;
+  launch_rows(stream, kernel, kernel, args, x);
+  stream.cuda().finish_op("add_branch");
+}
+
+bool can_add_experts(Stream& stream, const ExpertRows& experts, const SharedExpert& shared,
+                     const TensorView& x) {
+  return !stream.cuda().deterministic() && can_sum(experts, x) && rows_are_aligned(shared.rows) &&
+         shared.gate.format->id == FormatId::kBF16 && shared.gate.cols() % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(shared.gate.data) % 16 == 0 &&
+         shared.gate_input.packed.rank() == 2 && shared.gate_input.packed.row_stride() % 8 == 0;
+}
+
+void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts,
+                 const SharedExpert& shared, const TensorView& x, std::span<const InputNorm> norms,
+                 std::span<LinearInput> inputs) {
+  const TensorView& packed = shared.gate_input.packed;
+  const SharedArguments args{
+      .sum = sum_arguments(stream, workspace, x, norms, inputs),
+      .experts = expert_arguments(experts),
+      .shared = rows_of<const float>(shared.rows),
+      .gate = reinterpret_cast<const uint16_t*>(shared.gate.data),
+      .gate_input = {static_cast<const uint16_t*>(packed.raw()), packed.row_stride()},
+      .gate_cols = static_cast<int>(shared.gate.cols())};
+  launch_rows(stream, shared_kernel<kFewThreads>, shared_kernel<kMostThreads>, args, x);
+  stream.cuda().finish_op("add_experts");
+}
+
+bool can_add_dense_and_experts(Stream&, const ExpertRows& experts, const NormedBranches& halves,
+                               const ResidualBranch& branch, const TensorView& x) {
+  return x.dim(0) < kManyTokens && can_sum(experts, x) && rows_are_aligned(branch.y) &&
+         aligned_weights(branch.norm) && aligned_weights(halves.dense_norm) &&
+         aligned_weights(halves.experts_norm);
+}
+
+void add_dense_and_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts,
+                           const NormedBranches& halves, const ResidualBranch& branch,
+                           const TensorView& x, std::span<const InputNorm> norms,
+                           std::span<LinearInput> inputs) {
+  const DenseArguments args{.sum = sum_arguments(stream, workspace, x, norms, inputs),
+                            .experts = expert_arguments(experts),
+                            .dense = rows_of<const float>(branch.y),
+                            .dense_norm = weights_of(halves.dense_norm),
+                            .experts_norm = weights_of(halves.experts_norm),
+                            .epsilon = halves.epsilon,
+                            .branch_norm = weights_of(branch.norm),
+                            .branch_epsilon = branch.epsilon,
+                            .factor = branch.factor};
+  launch_rows(stream, dense_kernel<kFewThreads>, dense_kernel<kMostThreads>, args, x);
+  stream.cuda().finish_op("add_dense_and_experts");
+}
+
+}  // namespace braid::cuda
