@@ -49,7 +49,9 @@ void run(Stream& stream, Workspace& workspace, const GatedMlpCall& call) {
 bool int8_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls) {
   const auto fit = [&](const GatedMlpCall& call) { return fits(stream, call); };
   if (!std::all_of(calls.begin(), calls.end(), fit)) return false;
-  for (const GatedMlpCall& call : calls) run(stream, workspace, call);
+  if (!stream_int8_mlps(stream, workspace, calls)) {
+    for (const GatedMlpCall& call : calls) run(stream, workspace, call);
+  }
   stream.cuda().finish_op("gated_mlps");
   return true;
 }
