@@ -22,10 +22,11 @@ using Base = TileSource<FormatId::kW4G128>;
 constexpr size_t kPoolBytes = size_t{2} << 30;
 
 // ready: inputs times 2^64 and minus eight times their sums come with them; scaled: they are scaled
-// by the multiplying warps; no inputs: all as it is but for their copies.
-enum Variant { kNothing, kLoads, kRaw, kReady, kScaled, kNoInputs, kThreeSets, kFull };
-constexpr const char* kNames[] = {"nothing", "loads",     "raw words",  "ready",
-                                  "scaled",  "no inputs", "three sets", "full"};
+// by the multiplying warps; no inputs: all as it is but for their copies; thin: nor is there room
+// for them, so that more weights are on their way.
+enum Variant { kNothing, kLoads, kRaw, kReady, kScaled, kNoInputs, kThin, kThreeSets, kFull };
+constexpr const char* kNames[] = {"nothing",   "loads", "raw words",  "ready", "scaled",
+                                  "no inputs", "thin",  "three sets", "full"};
 
 template <int kVariant, int kTokenTiles>
 class VariantLane : public Base::Lane<kTokenTiles> {
@@ -123,10 +124,13 @@ struct Source : Base {
                                                       const TokenTile& tokens, int step,
                                                       const uint16_t* row, uint32_t to,
                                                       uint32_t barrier) {
-    if constexpr (kVariant != kNoInputs) {
+    if constexpr (kVariant != kNoInputs && kVariant != kThin) {
       return Base::bring_inputs<kTokens>(phase, tokens, step, row, to, barrier);
     }
     if (threadIdx.x % kWarp == 0) arrive(barrier);
+  }
+  static int input_bytes(const StreamPhase& phase, int tokens) {
+    return kVariant == kThin ? 1024 : Base::input_bytes(phase, tokens);
   }
 };
 
@@ -199,8 +203,10 @@ void measure(Machine& m, int tokens, int rows, int cols, int row_warps) {
 
 template <int kTokenTiles>
 void measure_all(Machine& m, int tokens) {
-  constexpr int kShapes[][3] = {{30720, 3840, 4}, {30720, 3840, 2}, {8192, 3840, 2},
-                                {3840, 15360, 2}, {3840, 15360, 1}, {3840, 4096, 1}};
+  // Some are what others would be with their columns split over two or four blocks.
+  constexpr int kShapes[][3] = {{30720, 3840, 4}, {30720, 3840, 2}, {3840, 15360, 1},
+                                {7680, 7680, 2},  {15360, 3840, 4}, {3840, 4096, 1},
+                                {7680, 2048, 2},  {8192, 3840, 2},  {16384, 1920, 4}};
   for (const auto& [rows, cols, row_warps] : kShapes) {
     std::printf("%d tokens, %d x %d, %d row warps:", tokens, rows, cols, row_warps);
     measure<kNothing, kTokenTiles>(m, tokens, rows, cols, row_warps);
@@ -209,6 +215,7 @@ void measure_all(Machine& m, int tokens) {
     measure<kReady, kTokenTiles>(m, tokens, rows, cols, row_warps);
     measure<kScaled, kTokenTiles>(m, tokens, rows, cols, row_warps);
     measure<kNoInputs, kTokenTiles>(m, tokens, rows, cols, row_warps);
+    measure<kThin, kTokenTiles>(m, tokens, rows, cols, row_warps);
     if constexpr (kTokenTiles == 1) {
       measure<kThreeSets, kTokenTiles>(m, tokens, rows, cols, row_warps);
     }

@@ -10,7 +10,16 @@ namespace braid::cuda {
 namespace {
 
 // A row of activations gets its codes at once, which takes room for all of its columns.
-constexpr int kMostWidth = 2048;
+constexpr int kMostWidth = 2048, kWidthMultiple = 32;
+
+bool fits(Stream& stream, const GatedMlpCall& call) {
+  const int64_t width = call.down->cols(), rows = call.out.dim(0);
+  const auto reads = [&](const Weight& w) { return w.empty() || reads_token_codes(w, *call.x); };
+  return has_int8_products(stream) && reads(*call.gate) && reads(*call.up) && reads(*call.down) &&
+         call.out.dtype() == DType::kF32 && width % kWidthMultiple == 0 && width <= kMostWidth &&
+         rows <= (call.groups == nullptr ? kMostCodeTokens
+                                         : kMostCodesPerExpert * call.gate->shape.dim(0));
+}
 
 }  // namespace
 
@@ -23,17 +32,12 @@ bool stream_int8_mlps(Stream& stream, Workspace& workspace, std::span<const Gate
   StreamPlan plan = code_plan(tokens);
   int row_warps = 4;
   for (const GatedMlpCall& call : calls) {
-    const int width = static_cast<int>(call.down->cols()), rows = static_cast<int>(call.out.dim(0));
-    if (width > kMostWidth) return false;
-    row_warps = std::min(row_warps, code_row_warps(width));
-    if (call.groups == nullptr) {
-      if (rows > kMostCodeTokens) return false;
-      continue;
-    }
-    plan.pairs = rows;
+    if (!fits(stream, call)) return false;
+    row_warps = std::min(row_warps, code_row_warps(static_cast<int>(call.down->cols())));
+    if (call.groups == nullptr) continue;
+    plan.pairs = static_cast<int>(call.out.dim(0));
     plan.experts = static_cast<int>(call.gate->shape.dim(0));
     plan.offsets = call.groups->offsets.data<int32_t>();
-    if (rows > kMostCodesPerExpert * plan.experts) return false;
   }
   plan.num_phases = 2 * num_calls;
   plan.num_counters = 1;  // the first one counts blocks
@@ -75,6 +79,7 @@ bool stream_int8_mlps(Stream& stream, Workspace& workspace, std::span<const Gate
   if (plan.num_counters > StreamState::kNumCounters) return false;
   plan.counters = stream.cuda().counters();
   stream_codes(stream, plan);
+  stream.cuda().finish_op("gated_mlps");
   return true;
 }
 
