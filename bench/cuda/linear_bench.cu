@@ -6,6 +6,7 @@
 //   A,B]
 //   [--models A,B]
 //       [--tokens N,N]                                   (all of them by default)
+//       [--codes yes]                                    (int8 inputs for w8c)
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
@@ -129,6 +130,41 @@ struct Problem {
   }
 };
 
+// What the command line leaves of formats, models and numbers of tokens.
+struct Choices {
+  std::vector<std::string> formats, models, tokens, codes;
+
+  static bool among(const std::vector<std::string>& chosen, std::string_view name) {
+    return chosen.empty() || std::find(chosen.begin(), chosen.end(), name) != chosen.end();
+  }
+  bool has_format(FormatId id) const { return among(formats, quant_format(id).name); }
+  bool has_model(std::string_view name) const { return among(models, name); }
+  std::vector<int64_t> token_counts(std::initializer_list<int64_t> usual) const {
+    if (tokens.empty()) return usual;
+    std::vector<int64_t> counts;
+    for (const std::string& count : tokens) counts.push_back(std::stoll(count));
+    return counts;
+  }
+};
+Choices choices;
+
+LinearInput make_input(Machine& m, int64_t tokens, int64_t cols, FormatId format) {
+  const Device device = m.stream.device();
+  LinearInput input;
+  input.precision = ActivationPrecision::kBF16;
+  input.x = TensorView(m.x.data(), DType::kF32, {tokens, cols}, device);
+  if (format != FormatId::kW8C || choices.codes.empty()) {
+    input.packed = TensorView(m.x.data(), DType::kBF16, {tokens, cols}, device);
+    return input;
+  }
+  input.precision = ActivationPrecision::kInt8;
+  input.token_codes = TensorView(m.x.data(), DType::kI8, {tokens, cols}, device);
+  input.token_packed = input.token_codes;
+  input.token_scales = TensorView(m.x.data() + ceil_divide<int64_t>(tokens * cols, 16) * 16,
+                                  DType::kF32, {tokens}, device);
+  return input;
+}
+
 // Link i of a problem's chain, as the op is called.
 void run_link(Machine& m, const Problem& p, int i) {
   Weight w;
@@ -136,10 +172,7 @@ void run_link(Machine& m, const Problem& p, int i) {
   w.shape = p.experts > 0 ? Shape{p.experts, p.rows, p.cols} : Shape{p.rows, p.cols};
   w.data = m.weights.data() + i % p.links() * p.bytes();
   const Device device = m.stream.device();
-  LinearInput input;
-  input.precision = ActivationPrecision::kBF16;
-  input.x = TensorView(m.x.data(), DType::kF32, {p.tokens, p.cols}, device);
-  input.packed = TensorView(m.x.data(), DType::kBF16, {p.tokens, p.cols}, device);
+  const LinearInput input = make_input(m, p.tokens, p.cols, p.format);
   const TensorView y(m.y.data(), DType::kF32, {p.tokens, p.rows}, device);
   if (p.experts == 0) return linear(m.stream, w, input, y);
   grouped_linear(m.stream, w, input,
@@ -167,24 +200,6 @@ Products make_products(Machine& m, const Problem& p, int link) {
   products.offsets = reinterpret_cast<const int32_t*>(m.offsets.data());
   return products;
 }
-
-// What the command line leaves of formats, models and numbers of tokens.
-struct Choices {
-  std::vector<std::string> formats, models, tokens;
-
-  static bool among(const std::vector<std::string>& chosen, std::string_view name) {
-    return chosen.empty() || std::find(chosen.begin(), chosen.end(), name) != chosen.end();
-  }
-  bool has_format(FormatId id) const { return among(formats, quant_format(id).name); }
-  bool has_model(std::string_view name) const { return among(models, name); }
-  std::vector<int64_t> token_counts(std::initializer_list<int64_t> usual) const {
-    if (tokens.empty()) return usual;
-    std::vector<int64_t> counts;
-    for (const std::string& count : tokens) counts.push_back(std::stoll(count));
-    return counts;
-  }
-};
-Choices choices;
 
 struct Format {
   FormatId format;
@@ -406,10 +421,7 @@ void mlps(Machine& m, const Format& layout) {
       const int64_t link_bytes = dense_bytes + b.experts * expert_bytes;
       const int links = static_cast<int>(
           std::clamp<int64_t>(static_cast<int64_t>(kPoolBytes) / link_bytes, 2, 48));
-      LinearInput input;
-      input.precision = ActivationPrecision::kBF16;
-      input.x = TensorView(m.x.data(), DType::kF32, {tokens, b.hidden}, device);
-      input.packed = TensorView(m.x.data(), DType::kBF16, {tokens, b.hidden}, device);
+      const LinearInput input = make_input(m, tokens, b.hidden, layout.format);
       const TensorView dense_out(m.y.data(), DType::kF32, {tokens, b.hidden}, device);
       const TensorView expert_out(m.y.data() + (64 << 20), DType::kF32,
                                   {std::max<int64_t>(pairs, 1), b.hidden}, device);
@@ -588,6 +600,7 @@ int main(int argc, char** argv) {
     std::vector<std::string>* list = std::strcmp(argv[i], "--formats") == 0  ? &choices.formats
                                      : std::strcmp(argv[i], "--models") == 0 ? &choices.models
                                      : std::strcmp(argv[i], "--tokens") == 0 ? &choices.tokens
+                                     : std::strcmp(argv[i], "--codes") == 0  ? &choices.codes
                                                                              : nullptr;
     if (list == nullptr) {
       parts.push_back(argv[i]);

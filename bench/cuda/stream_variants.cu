@@ -21,9 +21,12 @@ using namespace braid::cuda;
 using Base = TileSource<FormatId::kW4G128>;
 constexpr size_t kPoolBytes = size_t{2} << 30;
 
-enum Variant { kNothing, kLoads, kRaw, kSubnormal, kNoProducts, kBytePairs, kFull };
-constexpr const char* kNames[] = {"nothing",     "loads",      "raw words", "subnormal",
-                                  "no products", "byte pairs", "full"};
+// ready: inputs times 2^64 and minus eight times their sums come with them; scaled: they are scaled
+// by the multiplying warps; no inputs: all as it is but for their copies; thin: nor is there room
+// for them, so that more weights are on their way.
+enum Variant { kNothing, kLoads, kRaw, kReady, kScaled, kNoInputs, kThin, kThreeSets, kFull };
+constexpr const char* kNames[] = {"nothing",   "loads", "raw words",  "ready", "scaled",
+                                  "no inputs", "thin",  "three sets", "full"};
 
 template <int kVariant, int kTokenTiles>
 class VariantLane : public Base::Lane<kTokenTiles> {
@@ -33,7 +36,7 @@ class VariantLane : public Base::Lane<kTokenTiles> {
   using Parent::Parent;
   __device__ __forceinline__ void multiply(int step, uint32_t weights, uint32_t inputs,
                                            float (&sums)[2][kTokenTiles][4]) const {
-    if constexpr (kVariant == kFull) {
+    if constexpr (kVariant >= kNoInputs) {
       return Parent::multiply(step, weights, inputs, sums);
     }
     if constexpr (kVariant == kNothing) return;
@@ -49,11 +52,31 @@ class VariantLane : public Base::Lane<kTokenTiles> {
       }
       return;
     }
-    const unsigned char* x = this->shared_pointer(inputs + this->inputs_[0]);
-    float products[2][4] = {};
+    float products[2][kTokenTiles][4];
+#pragma unroll
+    for (int t = 0; t < kTokenTiles; ++t) {
+      const float2 first = kVariant == kRaw ? float2{0, 0}
+                                            : *reinterpret_cast<const float2*>(this->shared_pointer(
+                                                  inputs + t * 64 + this->lane_ % 4 * 8));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        products[half][t][0] = products[half][t][2] = first.x;
+        products[half][t][1] = products[half][t][3] = first.y;
+      }
+    }
 #pragma unroll
     for (int chunk = 0; chunk < 4; ++chunk) {
-      const uint4 b = *reinterpret_cast<const uint4*>(x + chunk * this->chunk_bytes_);
+      uint4 b[kTokenTiles];
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+        b[t] = *reinterpret_cast<const uint4*>(
+            this->shared_pointer(inputs + this->inputs_[t] + chunk * this->chunk_bytes_));
+        if constexpr (kVariant == kScaled) {
+          constexpr uint32_t kUp64 = 0x5f805f80, kNone = 0x80008000;
+          b[t] = {multiply_add_pair(b[t].x, kUp64, kNone), multiply_add_pair(b[t].y, kUp64, kNone),
+                  multiply_add_pair(b[t].z, kUp64, kNone), multiply_add_pair(b[t].w, kUp64, kNone)};
+        }
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t w[2][4];
@@ -61,42 +84,31 @@ class VariantLane : public Base::Lane<kTokenTiles> {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const uint32_t word = chunk % 2 == 0 ? (i == 0 ? v.x : v.y) : (i == 0 ? v.z : v.w);
+          const uint32_t upper = word >> 8;
           if constexpr (kVariant == kRaw) {
             w[i][0] = w[i][1] = w[i][2] = w[i][3] = word;
-          } else if constexpr (kVariant == kSubnormal) {
-            const uint32_t upper = word >> 8;
+          } else {
             w[i][0] = word & 0x000f000f;
             w[i][1] = word & 0x00f000f0;
             w[i][2] = upper & 0x000f000f;
             w[i][3] = upper & 0x00f000f0;
-          } else if constexpr (kVariant == kBytePairs) {
-            constexpr uint32_t kUp127 = 0x7f007f00, kUp123 = 0x7d007d00, kDown123 = 0xfd00fd00;
-            const uint32_t zero = 0xbe00be00;
-            const uint32_t low = word & 0x00ff00ff, high = __byte_perm(word, 0, 0x4341);
-            const uint32_t low0 = word & 0x000f000f, high0 = high & 0x000f000f;
-            w[i][0] = multiply_add_pair(low0, kUp127, zero);
-            w[i][1] = multiply_add_pair(low, kUp123, multiply_add_pair(low0, kDown123, zero));
-            w[i][2] = multiply_add_pair(high0, kUp127, zero);
-            w[i][3] = multiply_add_pair(high, kUp123, multiply_add_pair(high0, kDown123, zero));
-          } else {
-            spread_nibbles(word, 0xbe00be00, w[i]);
           }
         }
-        if constexpr (kVariant == kNoProducts) {
-          for (int i = 0; i < 4; ++i) {
-            products[half][i] += __uint_as_float((w[0][i] ^ w[1][i] ^ b.x) & 0x3fffffff);
-          }
-        } else {
-          multiply_add(products[half], w[0][0], w[1][0], w[0][1], w[1][1], b.x, b.y);
-          multiply_add(products[half], w[0][2], w[1][2], w[0][3], w[1][3], b.z, b.w);
+#pragma unroll
+        for (int t = 0; t < kTokenTiles; ++t) {
+          multiply_add(products[half][t], w[0][0], w[1][0], w[0][1], w[1][1], b[t].x, b[t].y);
+          multiply_add(products[half][t], w[0][2], w[1][2], w[0][3], w[1][3], b[t].z, b[t].w);
         }
       }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float low = unit.scale(0, 2 * half), high = unit.scale(0, 2 * half + 1);
-      for (int i = 0; i < 4; ++i) {
-        sums[half][0][i] = fmaf(i < 2 ? low : high, products[half][i], sums[half][0][i]);
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+        for (int i = 0; i < 4; ++i) {
+          sums[half][t][i] = fmaf(i < 2 ? low : high, products[half][t][i], sums[half][t][i]);
+        }
       }
     }
   }
@@ -104,8 +116,22 @@ class VariantLane : public Base::Lane<kTokenTiles> {
 
 template <int kVariant>
 struct Source : Base {
+  static constexpr int kSets = kVariant == kThreeSets ? 3 : Base::kSets;
   template <int kTokenTiles>
   using Lane = VariantLane<kVariant, kTokenTiles>;
+  template <int kTokens>
+  static __device__ __forceinline__ void bring_inputs(const StreamPhase& phase,
+                                                      const TokenTile& tokens, int step,
+                                                      const uint16_t* row, uint32_t to,
+                                                      uint32_t barrier) {
+    if constexpr (kVariant != kNoInputs && kVariant != kThin) {
+      return Base::bring_inputs<kTokens>(phase, tokens, step, row, to, barrier);
+    }
+    if (threadIdx.x % kWarp == 0) arrive(barrier);
+  }
+  static int input_bytes(const StreamPhase& phase, int tokens) {
+    return kVariant == kThin ? 1024 : Base::input_bytes(phase, tokens);
+  }
 };
 
 struct Machine {
@@ -145,8 +171,8 @@ double time_chain(Machine& m, int links, const std::function<void(int)>& link) {
   return 1e3 * times[times.size() / 2] / links;
 }
 
-template <int kVariant>
-void measure(Machine& m, int rows, int cols, int row_warps) {
+template <int kVariant, int kTokenTiles>
+void measure(Machine& m, int tokens, int rows, int cols, int row_warps) {
   Products p{};
   p.format = FormatId::kW4G128;
   p.tiles = true;
@@ -158,21 +184,45 @@ void measure(Machine& m, int rows, int cols, int row_warps) {
   p.packed_stride = cols;
   p.y = reinterpret_cast<float*>(m.y.data());
   p.y_stride = rows;
-  p.tokens = 1;
+  p.tokens = tokens;
   const int links = std::clamp<int>(static_cast<int>(kPoolBytes / p.matrix_bytes), 2, 64);
   const double us = time_chain(m, links, [&](int i) {
     Products part = p;
     part.weights = reinterpret_cast<const uint8_t*>(m.weights.data()) + i * p.matrix_bytes;
     StreamPlan plan = stream_plan(part);
     plan.num_phases = 1;
-    plan.token_tiles = 1;
-    plan.tokens = 1;
+    plan.token_tiles = kTokenTiles;
+    plan.tokens = tokens;
     plan.phases[0] = stream_phase(plan, part, row_warps, false);
     plan.phases[0].y = p.y;
     plan.phases[0].out_stride = p.y_stride;
-    launch_stream<Source<kVariant>, 1>(m.stream, plan);
+    launch_stream<Source<kVariant>, kTokenTiles>(m.stream, plan);
   });
   std::printf("  %s %.1f", kNames[kVariant], us);
+}
+
+template <int kTokenTiles>
+void measure_all(Machine& m, int tokens) {
+  // Some are what others would be with their columns split over two or four blocks.
+  constexpr int kShapes[][3] = {{30720, 3840, 4}, {30720, 3840, 2}, {3840, 15360, 1},
+                                {7680, 7680, 2},  {15360, 3840, 4}, {3840, 4096, 1},
+                                {7680, 2048, 2},  {8192, 3840, 2},  {16384, 1920, 4}};
+  for (const auto& [rows, cols, row_warps] : kShapes) {
+    std::printf("%d tokens, %d x %d, %d row warps:", tokens, rows, cols, row_warps);
+    measure<kNothing, kTokenTiles>(m, tokens, rows, cols, row_warps);
+    measure<kLoads, kTokenTiles>(m, tokens, rows, cols, row_warps);
+    measure<kRaw, kTokenTiles>(m, tokens, rows, cols, row_warps);
+    measure<kReady, kTokenTiles>(m, tokens, rows, cols, row_warps);
+    measure<kScaled, kTokenTiles>(m, tokens, rows, cols, row_warps);
+    measure<kNoInputs, kTokenTiles>(m, tokens, rows, cols, row_warps);
+    measure<kThin, kTokenTiles>(m, tokens, rows, cols, row_warps);
+    if constexpr (kTokenTiles == 1) {
+      measure<kThreeSets, kTokenTiles>(m, tokens, rows, cols, row_warps);
+    }
+    measure<kFull, kTokenTiles>(m, tokens, rows, cols, row_warps);
+    std::printf("\n");
+    std::fflush(stdout);
+  }
 }
 
 }  // namespace
@@ -181,19 +231,8 @@ int main() {
   Machine m;
   BRAID_CUDA_CHECK(cudaMemset(m.weights.data(), 0x35, kPoolBytes));
   BRAID_CUDA_CHECK(cudaMemset(m.x.data(), 0x3d, m.x.size_bytes()));
-  constexpr int kShapes[][3] = {{30720, 3840, 4}, {30720, 3840, 2}, {30720, 3840, 1},
-                                {8192, 3840, 2},  {3840, 15360, 1}, {3840, 4096, 1}};
-  for (const auto& [rows, cols, row_warps] : kShapes) {
-    std::printf("%d x %d, %d row warps:", rows, cols, row_warps);
-    measure<kNothing>(m, rows, cols, row_warps);
-    measure<kLoads>(m, rows, cols, row_warps);
-    measure<kRaw>(m, rows, cols, row_warps);
-    measure<kSubnormal>(m, rows, cols, row_warps);
-    measure<kNoProducts>(m, rows, cols, row_warps);
-    measure<kBytePairs>(m, rows, cols, row_warps);
-    measure<kFull>(m, rows, cols, row_warps);
-    std::printf("\n");
-    std::fflush(stdout);
-  }
+  measure_all<1>(m, 1);
+  measure_all<1>(m, 8);
+  measure_all<2>(m, 10);
   return 0;
 }

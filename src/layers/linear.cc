@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "ops/linear/linear.h"
-#include "tensor/cuda/stream_state.h"
 
 namespace braid {
 
@@ -70,21 +69,15 @@ void run_all(StepContext& step, const LinearInput& x, std::span<const Linear* co
 
 namespace {
 
-// Up to so many tokens reading the weights takes the time, and rounding to int8 would not save any.
-constexpr int64_t kFewTokens = 64;
-
 // On a CUDA device only weights of one scale a row take int8, others bfloat16.
-InputRounding device_rounding(const StepContext& step,
-                              std::initializer_list<const Weight*> readers) {
+InputRounding device_rounding(std::initializer_list<const Weight*> readers) {
   InputRounding rounding{.precision = ActivationPrecision::kInt8, .scales = {.per_block = false}};
   for (const Weight* reader : readers) {
     if (reader->empty()) continue;
     (reader->format->has_row_header() ? rounding.scales.per_token : rounding.scales.per_block) =
         true;
   }
-  const bool few = step.num_tokens() <= kFewTokens && !step.stream.cuda().deterministic();
-  return rounding.scales.per_token && !few ? rounding
-                                           : InputRounding{ActivationPrecision::kBF16, {}};
+  return rounding.scales.per_token ? rounding : InputRounding{ActivationPrecision::kBF16, {}};
 }
 
 }  // namespace
@@ -93,7 +86,7 @@ InputRounding input_rounding(const StepContext& step,
                              std::initializer_list<const Weight*> readers) {
   InputRounding rounding{.precision = step.precision};
   if (step.precision != ActivationPrecision::kInt8) return rounding;
-  if (!step.stream.is_cpu()) return device_rounding(step, readers);
+  if (!step.stream.is_cpu()) return device_rounding(readers);
   rounding.scales = {.per_block = false};
   for (const Weight* reader : readers) {
     if (!reader->empty()) rounding.scales.add(*reader->format);

@@ -35,7 +35,8 @@ bool can_round(Stream& stream, std::span<const GatedMlpCall> calls) {
 
 // How many experts got tokens is not known here.
 OpWork work_of(std::span<const GatedMlpCall> calls) {
-  OpWork work{.arithmetic = Arithmetic::kBF16};
+  OpWork work{.arithmetic =
+                  calls[0].x->token_codes.rank() == 2 ? Arithmetic::kInt8 : Arithmetic::kBF16};
   for (const GatedMlpCall& call : calls) {
     const bool routed = call.groups != nullptr;
     const auto rows = static_cast<double>(call.out.dim(0));

@@ -63,7 +63,8 @@ TEST_P(TokenCodesTest, ProductsAreTheBitsOfTheCpu) {
       const Weight weight = random_weight(random, FormatId::kW8C, {rows, cols});
       const Weight tiles = cuda::pack_tiles(on_target(weight));
       for (const int64_t tokens :
-           {int64_t{1}, int64_t{7}, random.integer(30, 64), random.integer(65, 128),
+           {int64_t{1}, int64_t{7}, int64_t{8}, int64_t{9}, int64_t{16}, int64_t{17}, int64_t{31},
+            int64_t{32}, int64_t{33}, int64_t{64}, random.integer(65, 128),
             random.integer(129, 256), random.integer(257, 600)}) {
         SCOPED_TRACE(fmt::format("[{}, {}], {} tokens", rows, cols, tokens));
         PaddedTensor x({tokens, cols}, random.integer(0, 4)), y({tokens, rows}, 3);
@@ -101,7 +102,7 @@ TEST_P(TokenCodesTest, ProductsOfExpertsAreTheBitsOfTheCpu) {
     const Weight weight = random_weight(random, FormatId::kW8C, {experts, rows, cols});
     const Weight tiles = cuda::pack_tiles(on_target(weight));
     for (const int64_t pairs :
-         {int64_t{1}, int64_t{20}, 50 * experts, 110 * experts, 300 * experts}) {
+         {int64_t{1}, 2 * experts, int64_t{20}, 50 * experts, 110 * experts, 300 * experts}) {
       SCOPED_TRACE(fmt::format("{} × [{}, {}], {} pairs", experts, rows, cols, pairs));
       const Routing routing = random_routing(random, experts, pairs, pairs);
       PaddedTensor x({pairs, cols}, 4), y({pairs, rows}, 3), expected({pairs, rows}, 0);
@@ -117,12 +118,15 @@ TEST_P(TokenCodesTest, ProductsOfExpertsAreTheBitsOfTheCpu) {
 }
 
 // Against the single ops, whose results are the same bits.
-TEST_P(TokenCodesTest, GatedBlocksAreTheirOpsInTurn) {
-  for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
-    for (const bool joined : {false, true}) {
-      for (const int64_t tokens : {1, 40, 150, 500}) {
-        const int64_t experts = random.integer(2, 9), width = 32 * random.integer(1, 9);
-        const int64_t hidden = 32 * random.integer(1, 12), pairs = 3 * tokens;
+class GatedTokenCodesTest : public TokenCodesTest {
+ protected:
+  struct Sizes {
+    int64_t tokens, experts, width, hidden, pairs;
+  };
+  void check(const Sizes& s) {
+    const auto [tokens, experts, width, hidden, pairs] = s;
+    for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
+      for (const bool joined : {false, true}) {
         SCOPED_TRACE(fmt::format("{} tokens, {} experts, {} × {}, {}", tokens, experts, width,
                                  hidden, joined ? "joined" : "apart"));
         Workspace::Scope scope(workspace);
@@ -151,7 +155,16 @@ TEST_P(TokenCodesTest, GatedBlocksAreTheirOpsInTurn) {
         const GatedMlpCall calls[] = {
             {activation, &dense_gate, &none, &dense_down, &input, nullptr, dense_out},
             {activation, &gate, &up, &down, &input, &groups, out}};
+        // One or both of them, twice: counters must be left as they were found.
         ASSERT_TRUE(gated_mlps(stream, workspace, calls));
+        ASSERT_TRUE(gated_mlps(stream, workspace, calls));
+        if (!joined) {
+          for (int64_t i = 0; i < pairs; ++i) std::fill_n(out.row(i), hidden, 0.0f);
+          for (int64_t i = 0; i < tokens; ++i) std::fill_n(dense_out.row(i), hidden, 0.0f);
+          for (const GatedMlpCall& call : calls) {
+            ASSERT_TRUE(gated_mlps(stream, workspace, std::span(&call, 1)));
+          }
+        }
 
         PaddedTensor expected({pairs, hidden}, 0), dense_expected({tokens, hidden}, 0);
         const LinearInput sorted = gather_input(stream, workspace, input, rows);
@@ -195,9 +208,35 @@ TEST_P(TokenCodesTest, GatedBlocksAreTheirOpsInTurn) {
       }
     }
   }
+};
+
+TEST_P(GatedTokenCodesTest, BlocksAreTheirOpsInTurn) {
+  for (const int64_t tokens : {1, 40, 150, 500}) {
+    check({.tokens = tokens,
+           .experts = random.integer(2, 9),
+           .width = 32 * random.integer(1, 9),
+           .hidden = 32 * random.integer(1, 12),
+           .pairs = 3 * tokens});
+    if (HasFatalFailure()) return;
+  }
+}
+
+// In one pass over the weights.
+TEST_P(GatedTokenCodesTest, BlocksOfFewTokensAreTheirOpsInTurn) {
+  for (const int64_t tokens : {1, 7, 8, 9, 16, 17, 31, 32, 33, 64}) {
+    const int64_t pairs = tokens * random.integer(1, 3);
+    check({.tokens = tokens,
+           .experts = (pairs + 1) / 2 + random.integer(0, 150),
+           .width = 32 * random.integer(1, tokens % 2 == 0 ? 40 : 18),
+           .hidden = 32 * random.integer(1, 12),
+           .pairs = pairs});
+    if (HasFatalFailure()) return;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, TokenCodesTest, testing::Values(OpTarget{.cuda = true}),
+                         target_name);
+INSTANTIATE_TEST_SUITE_P(Devices, GatedTokenCodesTest, testing::Values(OpTarget{.cuda = true}),
                          target_name);
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "ops/linear/cuda/int8_products.h"
+#include "ops/linear/cuda/int8_stream.h"
 #include "ops/linear/cuda/tiles.cuh"
 #include "ops/linear/cuda/turned_rows.cuh"
 #include "ops/linear/cuda/warpgroup.cuh"
@@ -451,6 +452,7 @@ bool has_int8_products(Stream& stream) {
 void int8_products(Stream& stream, const Int8Products& p) {
   BRAID_CHECK(p.codes_stride % 32 == 0 && reinterpret_cast<uintptr_t>(p.codes) % 16 == 0,
               "rows of {} codes", p.codes_stride);
+  if (streams_codes(p)) return stream_code_products(stream, p);
   BRAID_CHECK(p.experts <= kMostExperts, "{} experts", p.experts);
   BRAID_CHECK(p.rounded == nullptr || (p.rows % 16 == 0 && p.y_stride % 4 == 0 &&
                                        reinterpret_cast<uintptr_t>(p.rounded) % 8 == 0),

@@ -11,6 +11,9 @@ namespace braid::cuda {
 template <FormatId kFormat>
 struct TileSource {
   using Layout = TileLayout<kFormat>;
+  using Sum = float;
+  using Outputs = PlainOutputs;
+  static constexpr bool kCodes = false;
   static constexpr int kSets = 2;
   static constexpr int kRows = kTileRows, kPieceColumns = Piece<Layout>::kCols;
   static constexpr int kPieceUnits = Piece<Layout>::kUnits, kPieceBytes = Piece<Layout>::kBytes;

@@ -55,6 +55,18 @@ int stream_token_tiles(const StreamPlan& plan, int tokens, int experts) {
   return at_once <= 8 ? 1 : at_once <= 16 || plan.tiles ? 2 : 4;
 }
 
+int tile_row_warps(Stream& stream, int rows, bool gated) {
+  const int at_once = stream.cuda().num_multiprocessors();
+  int best = 2;
+  double most = 0;
+  for (int row_warps = 2; row_warps >= (gated ? 2 : 1); row_warps /= 2) {
+    const int units = ceil_divide(rows, kTileRows * row_warps);
+    const double busy = static_cast<double>(units) / (ceil_divide(units, at_once) * at_once);
+    if (busy > most * 1.01) most = busy, best = row_warps;
+  }
+  return best;
+}
+
 int stream_row_warps(Stream& stream, const Products& products, int rows, bool gated) {
   if (!products.tiles) {
     constexpr int kEnoughUnits = 100;
@@ -65,16 +77,7 @@ int stream_row_warps(Stream& stream, const Products& products, int rows, bool ga
     }
     return row_warps;
   }
-  // What keeps the most multiprocessors busy to the end.
-  const int at_once = stream.cuda().num_multiprocessors();
-  int best = 2;
-  double most = 0;
-  for (int row_warps = 2; row_warps >= (gated ? 2 : 1); row_warps /= 2) {
-    const int units = ceil_divide(rows, kTileRows * row_warps);
-    const double busy = static_cast<double>(units) / (ceil_divide(units, at_once) * at_once);
-    if (busy > most * 1.01) most = busy, best = row_warps;
-  }
-  return best;
+  return tile_row_warps(stream, rows, gated);
 }
 
 StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int row_warps,

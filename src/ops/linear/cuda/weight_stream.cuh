@@ -4,14 +4,19 @@
 // (stream_rows.cuh, stream_tiles.cuh):
 //
 //   kSets · 8 warps multiply, each kRows rows × kPieceColumns columns at a time; sets take turns
-//   in the steps of the columns
+//   in the slots of the ring, of which there are as many for each
 //   kPieceBytes: of what a warp takes of a slot of the ring
 //   step_columns(phase)
 //   bring(phase, expert, unit, step, to, barrier): by one lane; announces the bytes itself
 //   bring_inputs(phase, tokens, step, row, to, barrier): by the lanes of a warp, likewise; row: of
 //   this lane's token, where the phase copies rows
 //   Lane<token tiles>(phase, tokens, unit, row warp, column warp, lane)
-//     .multiply(step, weights, inputs, sums), .finish(sums)
+//     .multiply(step, weights, inputs, sums), .finish(sums); sums of type Sum
+//   Outputs(phase, tokens, unit, thread), of an adding thread, which has outputs of one row
+//     .find_inputs(phase, tokens), once inputs are there; .of_token(token), by whole warps;
+//     .value(sum, of token, whether of the up rows)
+//   kCodes: inputs are int8 codes. Gated outputs are then float32, and a phase that awaits them
+//   has make_codes() bring them.
 //
 // and on the host input_bytes(phase, tokens of a box), for a slot of the ring.
 
@@ -76,16 +81,25 @@ __host__ __device__ constexpr int partial_floats(int row_warps, int tokens) {
   return Source::kSets * kSetWarps / row_warps * tokens * partial_stride<Source>(row_warps);
 }
 
+// For sources whose sums are the outputs.
+struct PlainOutputs {
+  __device__ PlainOutputs(const StreamPhase&, const TokenTile&, int, int) {}
+  __device__ void find_inputs(const StreamPhase&, const TokenTile&) {}
+  __device__ float of_token(int) const { return 1; }
+  __device__ float value(float sum, float, bool) const { return sum; }
+};
+
 template <typename Source, int kTokenTiles>
 struct StreamBlock {
   static constexpr int kTokens = 8 * kTokenTiles;
   static constexpr int kMultipliers = Source::kSets * kSetWarps;
-  // One warp brings weights, one inputs, one finds out who the experts are; the last ones add up
-  // and store what the multiplying warps leave of a unit, while those go on.
+  // One warp brings weights, one inputs; the last ones, of which the first finds out who the
+  // experts are, add up and store what the multiplying warps leave of a unit, while those go on.
   static constexpr int kAdders = Source::kSets > 1 && kTokenTiles > 1 ? 2 : 4;
+  using Sum = typename Source::Sum;
   static constexpr int kAdderThreads = kAdders * kWarp;
   static constexpr int kWeightWarp = kMultipliers, kInputWarp = kMultipliers + 1,
-                       kListWarp = kMultipliers + 2, kFirstAdder = kMultipliers + 3;
+                       kFirstAdder = kMultipliers + 2;
   static constexpr int kThreads = (kFirstAdder + kAdders) * kWarp;
 
   const StreamPlan& plan;
@@ -128,11 +142,23 @@ struct StreamBlock {
     const int lane = threadIdx.x % kWarp;
     const int each = (plan.experts + kWarp - 1) / kWarp;
     const int first = min(lane * each, plan.experts), last = min(first + each, plan.experts);
-    int tiles = 0;
+    // Loads do not wait for each other.
+    constexpr int kAtOnce = 8;
+    const auto for_each_expert = [&](const auto& run) {
 #pragma unroll 1
-    for (int e = first; e < last; ++e) {
-      tiles += (plan.offsets[e + 1] - plan.offsets[e] + kTokens - 1) / kTokens;
-    }
+      for (int e = first; e < last; e += kAtOnce) {
+        int offsets[kAtOnce + 1];
+#pragma unroll
+        for (int i = 0; i <= kAtOnce; ++i) offsets[i] = plan.offsets[min(e + i, last)];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (offsets[i] < offsets[i + 1]) run(e + i, offsets[i], offsets[i + 1]);
+        }
+      }
+    };
+    int tiles = 0;
+    for_each_expert(
+        [&](int, int begin, int end) { tiles += (end - begin + kTokens - 1) / kTokens; });
     int through = tiles;
 #pragma unroll
     for (int distance = 1; distance < kWarp; distance *= 2) {
@@ -140,15 +166,13 @@ struct StreamBlock {
       if (lane >= distance) through += other;
     }
     int at = through - tiles;
+    for_each_expert([&](int e, int begin, int end) {
 #pragma unroll 1
-    for (int e = first; e < last; ++e) {
-      const int end = plan.offsets[e + 1];
-#pragma unroll 1
-      for (int begin = plan.offsets[e]; begin < end; begin += kTokens) {
+      for (; begin < end; begin += kTokens) {
         list[at++] = {static_cast<uint16_t>(e), static_cast<uint16_t>(min(kTokens, end - begin)),
                       begin};
       }
-    }
+    });
     if (lane == kWarp - 1) barriers.num_listed = through;
     __syncwarp();
     if (lane == 0) arrive(shared_address(&barriers.listed));
@@ -181,6 +205,9 @@ struct StreamBlock {
       if (phase.x_rows != nullptr && lane < tokens.count) {
         row = phase.x + phase.x_rows[tokens.begin + lane] * phase.x_stride;
       }
+      if constexpr (Source::kCodes) {
+        if (phase.awaits >= 0) return make_codes(phase, tile, tokens, ring);
+      }
       int there = 0;  // columns of the inputs
       for (int step = 0; step < phase.steps; ++step, ring.advance()) {
         wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
@@ -204,14 +231,17 @@ struct StreamBlock {
       const int column_warp = warp % kSetWarps >> phase.row_shift;
       typename Source::template Lane<kTokenTiles> own(phase, tokens, unit, row_warp, column_warp,
                                                       lane);
-      float sums[Source::kRows / 16][kTokenTiles][4] = {};
+      Sum sums[Source::kRows / 16][kTokenTiles][4] = {};
+      const int first_turn = ring.slot() % Source::kSets;
+      int turn = first_turn;
 #pragma unroll 1
       for (int step = 0; step < phase.steps; ++step, ring.advance()) {
+        const bool own_turn = turn == set;
+        if (++turn == Source::kSets) turn = 0;
+        if (!own_turn) continue;
         wait_barrier(full(ring.slot()), ring.parity());
-        if (Source::kSets == 1 || step % Source::kSets == set) {
-          own.multiply(step, weights + ring.slot() * slot_bytes<Source>(),
-                       inputs + ring.slot() * plan.slot_inputs, sums);
-        }
+        own.multiply(step, weights + ring.slot() * slot_bytes<Source>(),
+                     inputs + ring.slot() * plan.slot_inputs, sums);
         __syncwarp();
         if (lane == 0) arrive(empty(ring.slot()));
       }
@@ -219,10 +249,11 @@ struct StreamBlock {
 
       wait_barrier(sums_empty(buffers.slot()), buffers.parity() ^ 1);
       const int row_stride = partial_stride<Source>(phase.row_warps);
-      const int part = (set << (kSetShift - phase.row_shift)) + column_warp;
-      float* own_part = partials + buffers.slot() * partial_size +
-                        part * plan.partial_tokens * row_stride + row_warp * Source::kRows +
-                        lane / 4;
+      // By the steps of a unit, wherever in the ring they are.
+      const int turn_of_set = (set - first_turn + Source::kSets) % Source::kSets;
+      const int part = (turn_of_set << (kSetShift - phase.row_shift)) + column_warp;
+      Sum* own_part = reinterpret_cast<Sum*>(partials) + buffers.slot() * partial_size +
+                      part * plan.partial_tokens * row_stride + row_warp * Source::kRows + lane / 4;
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
@@ -246,15 +277,17 @@ struct StreamBlock {
     const int thread = threadIdx.x - kFirstAdder * kWarp;
     Ring buffers(kStreamBuffers);
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit) {
+      typename Source::Outputs outputs(phase, tokens, unit, thread);
       wait_barrier(sums_full(buffers.slot()), buffers.parity());
-      const float* partial = partials + buffers.slot() * partial_size;
+      outputs.find_inputs(phase, tokens);
+      const Sum* partial = reinterpret_cast<const Sum*>(partials) + buffers.slot() * partial_size;
       const int row_stride = partial_stride<Source>(phase.row_warps);
       const int part_stride = plan.partial_tokens * row_stride;
       const int parts = kMultipliers >> phase.row_shift;
       const int shift = kRowShift + phase.row_shift, rows = 1 << shift;
       const auto sum_of = [&](int token, int row) {
-        const float* at = partial + token * row_stride + row;
-        float sum = 0;
+        const Sum* at = partial + token * row_stride + row;
+        Sum sum = 0;
 #pragma unroll 4
         for (int k = 0; k < parts; ++k, at += part_stride) sum += *at;
         return sum;
@@ -264,9 +297,10 @@ struct StreamBlock {
 #pragma unroll 1
         for (int i = thread; i < tokens.count << shift; i += kAdderThreads) {
           const int token = i >> shift, row = i & (rows - 1);
+          const float of_token = outputs.of_token(token);
           if (first_row + row < phase.rows) {
             phase.y[(tokens.begin + token) * phase.out_stride + first_row + row] =
-                sum_of(token, row);
+                outputs.value(sum_of(token, row), of_token, false);
           }
         }
       } else {
@@ -274,11 +308,17 @@ struct StreamBlock {
 #pragma unroll 1
         for (int i = thread; i < tokens.count << (shift - 1); i += kAdderThreads) {
           const int token = i >> (shift - 1), row = i & (half - 1);
+          const float of_token = outputs.of_token(token);
           if (first_row + row >= phase.rows) continue;
-          const float gate = sum_of(token, row), up = sum_of(token, half + row);
+          const float gate = outputs.value(sum_of(token, row), of_token, false);
+          const float up = outputs.value(sum_of(token, half + row), of_token, true);
           const float active = phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
-          phase.packed[(tokens.begin + token) * phase.out_stride + first_row + row] =
-              static_cast<uint16_t>(pack_bfloat16(active * up, 0));
+          const int64_t place = (tokens.begin + token) * phase.out_stride + first_row + row;
+          if constexpr (Source::kCodes) {
+            phase.y[place] = active * up;
+          } else {
+            phase.packed[place] = static_cast<uint16_t>(pack_bfloat16(active * up, 0));
+          }
         }
       }
       __syncwarp();
@@ -304,6 +344,29 @@ struct StreamBlock {
 
   __device__ uint32_t sums_full(int i) const { return shared_address(&barriers.sums_full[i]); }
   __device__ uint32_t sums_empty(int i) const { return shared_address(&barriers.sums_empty[i]); }
+
+  // Of a whole row at once, since its scale depends on all of it: there must be slots for its
+  // steps.
+  __device__ void make_codes(const StreamPhase& phase, int tile, const TokenTile& tokens,
+                             Ring& ring) const {
+    Ring ahead = ring;
+#pragma unroll 1
+    for (int step = 0; step < phase.steps; ++step, ahead.advance()) {
+      wait_barrier(empty(ahead.slot()), ahead.parity() ^ 1);
+    }
+    while (columns_there(phase, tile) < phase.cols) {
+    }
+    const int first_slot = ring.slot();
+    Source::make_codes(phase, tokens, [&](int step) {
+      const int slot = first_slot + step;
+      return inputs + (slot < plan.slots ? slot : slot - plan.slots) * plan.slot_inputs;
+    });
+    __syncwarp();
+#pragma unroll 1
+    for (int step = 0; step < phase.steps; ++step, ring.advance()) {
+      if (threadIdx.x % kWarp == 0) arrive(full(ring.slot()));
+    }
+  }
 
   // How many of the first columns of the inputs there are; up to 32 counters.
   __device__ int columns_there(const StreamPhase& phase, int tile) const {
@@ -365,7 +428,7 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < plan.slots; ++slot) {
       init_barrier(block.full(slot), 2);
-      init_barrier(block.empty(slot), Block::kMultipliers);
+      init_barrier(block.empty(slot), kSetWarps);
     }
     for (int i = 0; i < kStreamBuffers; ++i) {
       init_barrier(shared_address(&barriers.sums_full[i]), Block::kMultipliers);
@@ -379,9 +442,8 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
     if (threadIdx.x % kWarp == 0) block.bring_weights();
   } else if (warp == Block::kInputWarp) {
     block.bring_inputs();
-  } else if (warp == Block::kListWarp) {
-    if (plan.experts > 0) block.list_experts();
   } else if (warp >= Block::kFirstAdder) {
+    if (warp == Block::kFirstAdder && plan.experts > 0) block.list_experts();
     block.add_up();
   } else {
     block.multiply();
@@ -428,10 +490,18 @@ void launch_stream(Stream& stream, StreamPlan& plan) {
     needed += ceil_divide(plan.most_tiles(phase.routed) * phase.units(), std::max(blocks, 1)) *
               phase.steps;
   }
-  plan.slots = std::clamp(needed, 1, kMostSlots);
-  while (plan.slots > 1 && stream_block_bytes<Source>(plan, plan.slots) > most_bytes) --plan.slots;
+  constexpr int kSets = Source::kSets;
+  plan.slots = std::min(ceil_divide(std::max(needed, 1), kSets), kMostSlots / kSets) * kSets;
+  while (plan.slots > kSets && stream_block_bytes<Source>(plan, plan.slots) > most_bytes) {
+    plan.slots -= kSets;
+  }
 
   auto* kernel = stream_kernel<Source, kTokenTiles>;
+  for (int p = 0; p < plan.num_phases; ++p) {
+    const StreamPhase& phase = plan.phases[p];
+    BRAID_CHECK(!Source::kCodes || phase.awaits < 0 || phase.steps <= plan.slots,
+                "{} steps of {} slots", phase.steps, plan.slots);
+  }
   const size_t bytes = stream_block_bytes<Source>(plan, plan.slots);
   BRAID_CHECK(bytes <= most_bytes, "{} bytes of shared memory", bytes);
   static size_t allowed = 0;

@@ -49,7 +49,12 @@ struct StreamPhase {
   const int32_t* x_rows;
   const uint16_t* x;
   int64_t x_stride;
-  float* y;  // [tokens or pairs, rows], or if gated:
+  // Inputs of int8 codes (int8_stream.h), two to an element of x; of their scales there is one for
+  // each row. What others of the kernel make is `activated`, and gets its codes and scales here.
+  float* x_scales;
+  const float* activated;
+  int64_t activated_stride;
+  float* y;  // [tokens or pairs, rows], or if gated and not of codes:
   uint16_t* packed;
   int64_t out_stride;
   // What others read has a counter for each kCountedColumns of its columns and each tile of tokens,
@@ -96,6 +101,8 @@ bool can_stream(Stream& stream, const Products& products);
 StreamPlan stream_plan(const Products& products);
 // Tiles of eight tokens that meet weights together; of experts by the average.
 int stream_token_tiles(const StreamPlan& plan, int tokens, int experts);
+// Row warps of a matrix in tiles, or of gate and up rows, that keep the most multiprocessors busy.
+int tile_row_warps(Stream& stream, int rows, bool gated);
 // Row warps for outputs of `rows` (of gate and up together) from products.cols; of the matrix and
 // the device alone.
 int stream_row_warps(Stream& stream, const Products& products, int rows, bool gated);
