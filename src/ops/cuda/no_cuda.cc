@@ -1,6 +1,7 @@
 #include "base/error.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/token_ops.h"
+#include "ops/fused/cuda/token_inputs.h"
 
 namespace braid::cuda {
 namespace {
@@ -78,6 +79,10 @@ void gated_delta(Stream&, Workspace&, const GatedDeltaInputs&, const RecurrentLa
   refuse();
 }
 bool takes_token_codes(Stream&, const InputRounding&, int64_t) { refuse(); }
+LinearInput gated_norm_token_codes(Stream&, Workspace&, const TensorView&, const TensorView&,
+                                   const TensorView&, float, bool) {
+  refuse();
+}
 LinearInput prepare_normed_input(Stream&, Workspace&, const TensorView&, const TensorView&, float,
                                  const InputRounding&) {
   refuse();

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/fused/cuda/token_inputs.h"
 #include "ops/norm/rms_norm.h"
 #include "tensor/profiler.h"
 
@@ -44,6 +45,25 @@ LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation
   }
   activate_and_multiply(stream, activation, gate, up, gate);
   return prepare_linear_input(stream, workspace, gate, rounding);
+}
+
+LinearInput prepare_gated_norm_input(Stream& stream, Workspace& workspace, const TensorView& x,
+                                     const TensorView& gate, const TensorView& weight,
+                                     float epsilon, const InputRounding& rounding) {
+  BRAID_CHECK(x.rank() == 3 && x.shape() == gate.shape(), "x {}, gate {}", to_string(x.shape()),
+              to_string(gate.shape()));
+  const int64_t cols = x.dim(1) * x.dim(2);
+  if (!stream.is_cpu() && !x.empty() && x.dim(2) == cuda::kGatedNormWidth &&
+      cuda::takes_token_codes(stream, rounding, cols)) {
+    const OpScope op(stream, "gated_norm_input", [&] {
+      const double elements = static_cast<double>(x.num_elements());
+      return OpWork{.activation_bytes = 9 * elements, .operations = 16 * elements};
+    });
+    return cuda::gated_norm_token_codes(stream, workspace, x, gate, weight, epsilon,
+                                        rounding.scales.per_block);
+  }
+  gated_rms_norm(stream, x, gate, weight, epsilon, x);
+  return prepare_linear_input(stream, workspace, x.reshape({x.dim(0), cols}), rounding);
 }
 
 }  // namespace braid

@@ -154,6 +154,31 @@ TEST_P(FusedInputTest, BranchesAreAddedAndTheirSumIsPassedOn) {
   }
 }
 
+TEST_P(FusedInputTest, GatedNormInputIsTheInputOfTheNorm) {
+  for (const int64_t tokens : {0, 1, 3, 70}) {
+    for (const int64_t heads : {1, 3, 8, 32, 33}) {
+      for (const int64_t width : {96, 128}) {
+        for (int trial = 0; trial < 3; ++trial) {
+          const InputRounding rounding = random_rounding(heads * width);
+          Workspace::Scope scope(workspace);
+          PaddedTensor x({tokens, heads, width}, random.integer(0, 1) * 4);
+          PaddedTensor gate({tokens, heads, width}, random.integer(0, 3));
+          PaddedTensor expected({tokens, heads, width}, 0);
+          x.fill_normal(random);
+          gate.fill_normal(random, 3);
+          const Tensor weight = random_weight(width);
+          gated_rms_norm(stream, x, gate, weight, 1e-6f, expected);
+          const TensorView rows = expected.view().reshape({tokens, heads * width});
+          const LinearInput input =
+              prepare_gated_norm_input(stream, workspace, x, gate, weight, 1e-6f, rounding);
+          expect_same(input, prepare_linear_input(stream, workspace, rows, rounding));
+          EXPECT_TRUE(x.gaps_untouched());
+        }
+      }
+    }
+  }
+}
+
 TEST_P(FusedInputTest, ExpertsAreCombinedWithTheDenseBranch) {
   constexpr int64_t kChoices = 5, kExperts = 11;
   for (const int64_t tokens : {0, 1, 7}) {

@@ -76,6 +76,34 @@ struct GatedRows {
   }
 };
 
+// As gated_rms_norm() computes them: a warp has a head.
+struct GatedNormRows {
+  Rows<const float> x, gate;
+  const float* weight;
+  float epsilon;
+
+  template <bool kAligned, int kVectors>
+  __device__ void load(int width, float4 (&v)[kVectors]) const {
+    constexpr int kHead = 4 * kWarp;
+    const float4 w = load4<kAligned>(weight, 4 * (threadIdx.x % kWarp), kHead);
+    PlainRows{x}.load<kAligned>(width, v);
+    float4 g[kVectors];
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      g[j] = load4<kAligned>(gate[blockIdx.x], 4 * (j * blockDim.x + threadIdx.x), width);
+    }
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const float factor = inverse_rms(warp_sum(sum_of_squares(v[j])), kHead, epsilon);
+      const auto one = [&](float x, float w, float gate) {
+        return __fmul_rn(__fmul_rn(x, factor), w) * silu(gate);
+      };
+      v[j] = {one(v[j].x, w.x, g[j].x), one(v[j].y, w.y, g[j].y), one(v[j].z, w.z, g[j].z),
+              one(v[j].w, w.w, g[j].w)};
+    }
+  }
+};
+
 // A block takes a row.
 template <typename Source, bool kAligned, int kVectors>
 __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
@@ -169,6 +197,20 @@ LinearInput gated_token_codes(Stream& stream, Workspace& workspace, Activation a
   };
   return activation == Activation::kSilu ? run(GatedRows<Activation::kSilu>{})
                                          : run(GatedRows<Activation::kGeluTanh>{});
+}
+
+LinearInput gated_norm_token_codes(Stream& stream, Workspace& workspace, const TensorView& x,
+                                   const TensorView& gate, const TensorView& weight, float epsilon,
+                                   bool with_packed) {
+  static_assert(kGatedNormWidth == 4 * kWarp);
+  const bool aligned =
+      rows_are_aligned(x, gate) && reinterpret_cast<uintptr_t>(weight.raw()) % 16 == 0;
+  const GatedNormRows source{rows_of<const float>(x), rows_of<const float>(gate),
+                             weight.data<float>(), epsilon};
+  const LinearInput input = make_codes(
+      stream, workspace, source, x.reshape({x.dim(0), x.dim(1) * x.dim(2)}), aligned, with_packed);
+  stream.cuda().finish_op("prepare_gated_norm_input");
+  return input;
 }
 
 LinearInput gather_token_codes(Stream& stream, Workspace& workspace, const LinearInput& x,

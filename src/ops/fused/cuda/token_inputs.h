@@ -18,6 +18,11 @@ LinearInput normed_token_codes(Stream& stream, Workspace& workspace, const Tenso
 // Of activation(gate) ⊙ up.
 LinearInput gated_token_codes(Stream& stream, Workspace& workspace, Activation activation,
                               const TensorView& gate, const TensorView& up, bool with_packed);
+// Of gated_rms_norm(x): x, gate [tokens, heads, kGatedNormWidth].
+inline constexpr int64_t kGatedNormWidth = 128;
+LinearInput gated_norm_token_codes(Stream& stream, Workspace& workspace, const TensorView& x,
+                                   const TensorView& gate, const TensorView& weight, float epsilon,
+                                   bool with_packed);
 
 // Gated blocks with such inputs, few tokens of them, as one pass over the weights; false, and
 // nothing done, if they do not fit.
