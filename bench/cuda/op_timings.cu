@@ -3,7 +3,7 @@
 // and size, the time of a link beside its floor: bytes at the rate of a plain streaming read of the
 // same run, or products at the rate given.
 //
-//   op_timings [attention|prefill|delta|small]...
+//   op_timings [attention|prefill|delta|small|glue]...
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -21,6 +21,8 @@
 #include "ops/attention/attention.h"
 #include "ops/conv/causal_conv.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/fused/delta_step.h"
+#include "ops/fused/residual.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/moe/moe.h"
 #include "ops/norm/rms_norm.h"
@@ -353,6 +355,152 @@ void small_ops(Bench& bench, int64_t tokens) {
   }
 }
 
+// Products of rows × cols of bfloat16, a matrix of its own for each link.
+struct SmallMatrices {
+  SmallMatrices(int64_t rows, int64_t cols, int count) {
+    for (int i = 0; i < count; ++i) {
+      tensors.push_back(random_tensor(DType::kBF16, {rows, cols}, 0.05f));
+      Weight w{.format = &quant_format(FormatId::kBF16), .shape = {rows, cols}};
+      w.data = static_cast<const std::byte*>(tensors.back().view().raw());
+      w.device = kDevice;
+      weights.push_back(w);
+    }
+  }
+  std::vector<Tensor> tensors;
+  std::vector<Weight> weights;
+};
+
+void time_linear(Bench& bench, int64_t rows, int64_t cols, int64_t tokens) {
+  constexpr int kLinks = 48;
+  const SmallMatrices matrices(rows, cols, kLinks);
+  const Tensor x = random_tensor(DType::kF32, {tokens, cols});
+  const Tensor y(DType::kF32, {tokens, rows}, kDevice);
+  Workspace::Scope scope(bench.workspace());
+  const LinearInput input =
+      prepare_linear_input(bench.stream(), bench.workspace(), x, ActivationPrecision::kBF16);
+  const double seconds =
+      bench.time(kLinks, [&](int i) { linear(bench.stream(), matrices.weights[i], input, y); });
+  bench.report("linear " + std::to_string(rows) + " x " + std::to_string(cols) + ", tokens " +
+                   std::to_string(tokens),
+               seconds, 2.0 * static_cast<double>(rows * cols));
+}
+
+// The end of a layer with k of num_experts experts, and the norm of the next one.
+void time_sums(Bench& bench, int64_t tokens, int64_t width, int64_t k, int64_t num_experts,
+               bool shared_expert) {
+  constexpr int kLinks = 48;
+  Stream& stream = bench.stream();
+  Workspace& workspace = bench.workspace();
+  Workspace::Scope scope(workspace);
+  const Tensor logits = random_tensor(DType::kF32, {tokens, num_experts}, 3);
+  const Tensor experts(DType::kI32, {tokens, k}, kDevice);
+  const Tensor weights(DType::kF32, {tokens, k}, kDevice);
+  const ExpertGroups groups =
+      route_to_experts(stream, workspace, logits, TensorView(), experts, weights);
+  const SmallMatrices gates(1, width, kLinks);
+  const Tensor x = random_tensor(DType::kF32, {tokens, width});
+  const Tensor norm = random_tensor(DType::kF32, {width});
+  const LinearInput gate_input =
+      prepare_linear_input(stream, workspace, x, ActivationPrecision::kBF16);
+  std::vector<Tensor> rows, beside;
+  for (int i = 0; i < kLinks; ++i) {
+    rows.push_back(random_tensor(DType::kF32, {tokens * k, width}));
+    beside.push_back(random_tensor(DType::kF32, {tokens, width}));
+  }
+  const InputNorm norms[] = {{norm, 1e-6f, {ActivationPrecision::kBF16, {}}}};
+  const double seconds = bench.time(kLinks, [&](int i) {
+    Workspace::Scope again(workspace);
+    LinearInput inputs[1];
+    const ExpertRows routed{rows[i], groups, experts, weights};
+    if (shared_expert) {
+      add_experts(stream, workspace, routed, {beside[i], gates.weights[i], gate_input}, x, norms,
+                  inputs);
+    } else {
+      add_dense_and_experts(stream, workspace, routed, {norm, norm, 1e-6f},
+                            {.y = beside[i], .norm = norm, .factor = 0.5f}, x, norms, inputs);
+    }
+  });
+  const double bytes = static_cast<double>(tokens * width) * (4.0 * static_cast<double>(k) + 14);
+  bench.report(std::string(shared_expert ? "add_experts " : "add_dense_and_experts ") +
+                   std::to_string(k) + " of " + std::to_string(num_experts) + ", tokens " +
+                   std::to_string(tokens),
+               seconds, bytes);
+}
+
+void time_delta_step(Bench& bench, int64_t batch) {
+  constexpr int64_t kKeyHeads = 16, kValueHeads = 32, kDim = 128, kWidth = 4, kHidden = 2048;
+  constexpr int64_t kChannels = (2 * kKeyHeads + kValueHeads) * kDim;
+  const double state = 4.0 * static_cast<double>(batch * kValueHeads * kDim * kDim);
+  const int layers = static_cast<int>(std::clamp(400e6 / state, 3.0, 36.0));
+  std::vector<Tensor> states, kept;
+  for (int i = 0; i < layers; ++i) {
+    states.push_back(random_tensor(DType::kF32, {batch, kValueHeads, kDim, kDim}));
+    kept.push_back(random_tensor(DType::kF32, {batch, kWidth - 1, kChannels}));
+  }
+  const SmallMatrices b(kValueHeads, kHidden, layers), a(kValueHeads, kHidden, layers);
+  const Tensor raw = random_tensor(DType::kF32, {batch, kChannels});
+  const Tensor z = random_tensor(DType::kF32, {batch, kValueHeads * kDim});
+  const Tensor x = random_tensor(DType::kF32, {batch, kHidden});
+  const Tensor conv = random_tensor(DType::kF32, {kChannels, kWidth});
+  const Tensor rate = random_tensor(DType::kF32, {kValueHeads}, 0.0f);
+  const Tensor bias = random_tensor(DType::kF32, {kValueHeads});
+  const Tensor norm = random_tensor(DType::kF32, {kDim});
+  std::vector<RecurrentRows> sequences;
+  for (int64_t s = 0; s < batch; ++s) {
+    sequences.push_back({.first_row = s, .num_rows = 1, .slot = static_cast<int32_t>(s)});
+  }
+  Workspace::Scope scope(bench.workspace());
+  const LinearInput input =
+      prepare_linear_input(bench.stream(), bench.workspace(), x, ActivationPrecision::kBF16);
+  bool done = true;
+  const double seconds = bench.time(layers, [&](int i) {
+    RecurrentLayer layer;
+    layer.states = states[i];
+    layer.conv_rows = kept[i];
+    Workspace::Scope again(bench.workspace());
+    const DeltaStepCall call{.raw = raw,
+                             .conv = conv,
+                             .z = z,
+                             .x = input,
+                             .b_weight = b.weights[i],
+                             .a_weight = a.weights[i],
+                             .rate = rate,
+                             .dt_bias = bias,
+                             .norm = norm,
+                             .key_heads = kKeyHeads,
+                             .key_dim = kDim,
+                             .value_heads = kValueHeads,
+                             .value_dim = kDim,
+                             .rounding = {ActivationPrecision::kBF16, {}}};
+    done = delta_step(bench.stream(), bench.workspace(), call, layer, sequences) && done;
+  });
+  bench.report(std::string(done ? "" : "NOT DONE: ") + "delta_step, batch " + std::to_string(batch),
+               seconds, 2 * state + 4.0 * static_cast<double>(batch * 2 * kChannels));
+}
+
+void glue(Bench& bench) {
+  for (const int64_t tokens : {1, 8, 32, 64}) {
+    for (const auto& [rows, cols] : {std::pair{512, 2048}, std::pair{128, 2816}}) {
+      time_linear(bench, rows, cols, tokens);
+    }
+    for (const auto& [num_experts, k] : {std::pair{128, 8}, std::pair{512, 10}}) {
+      const Tensor logits = random_tensor(DType::kF32, {tokens, num_experts}, 3);
+      const Tensor experts(DType::kI32, {tokens, k}, kDevice);
+      const Tensor weights(DType::kF32, {tokens, k}, kDevice);
+      const double seconds = bench.time(100, [&](int) {
+        Workspace::Scope again(bench.workspace());
+        route_to_experts(bench.stream(), bench.workspace(), logits, TensorView(), experts, weights);
+      });
+      bench.report("route_to_experts " + std::to_string(k) + " of " + std::to_string(num_experts) +
+                       ", tokens " + std::to_string(tokens),
+                   seconds, 4.0 * static_cast<double>(tokens * num_experts));
+    }
+    time_sums(bench, tokens, 2048, 10, 512, true);
+    time_sums(bench, tokens, 2816, 8, 128, false);
+    time_delta_step(bench, tokens);
+  }
+}
+
 }  // namespace
 }  // namespace braid
 
@@ -369,6 +517,7 @@ int main(int argc, char** argv) {
     for (const int64_t tokens : {1, 8, 2048}) braid::small_ops(bench, tokens);
   }
   if (wanted("delta")) braid::gated_delta_rows(bench);
+  if (wanted("glue")) braid::glue(bench);
   if (wanted("prefill")) braid::attention_prefill(bench);
   if (wanted("attention")) braid::attention_decode(bench);
   return 0;

@@ -9,14 +9,27 @@
 namespace braid {
 namespace {
 
-std::vector<uint16_t> packed_bits(const LinearInput& input) {
-  std::vector<uint16_t> bits;
-  for (int64_t t = 0; t < input.packed.dim(0); ++t) {
-    const auto* row =
-        static_cast<const uint16_t*>(input.packed.raw()) + t * input.packed.row_stride();
-    bits.insert(bits.end(), row, row + input.x.dim(1));
+// The bytes of a view's rows, [rows] or [rows, columns].
+std::vector<std::byte> bytes_of(const TensorView& view) {
+  std::vector<std::byte> bytes;
+  if (view.rank() == 0) return bytes;
+  const size_t element = dtype_bytes(view.dtype());
+  const size_t row = (view.rank() == 2 ? view.dim(1) : 1) * element;
+  for (int64_t i = 0; i < view.dim(0); ++i) {
+    const auto* from = static_cast<const std::byte*>(view.raw()) + i * view.row_stride() * element;
+    bytes.insert(bytes.end(), from, from + row);
   }
-  return bits;
+  return bytes;
+}
+
+// What products on a device read of the two is the same.
+void expect_same(const LinearInput& actual, const LinearInput& expected) {
+  ASSERT_EQ(actual.precision, expected.precision);
+  EXPECT_EQ(actual.x.shape(), expected.x.shape());
+  EXPECT_EQ(bytes_of(actual.packed), bytes_of(expected.packed));
+  EXPECT_EQ(bytes_of(actual.codes), bytes_of(expected.codes));
+  EXPECT_EQ(bytes_of(actual.token_codes), bytes_of(expected.token_codes));
+  EXPECT_EQ(bytes_of(actual.token_scales), bytes_of(expected.token_scales));
 }
 
 class AddExpertsTest : public OpTest {
@@ -54,30 +67,57 @@ class AddExpertsTest : public OpTest {
     return on_cuda() ? std::vector<int64_t>{516, 576, 1000, 2048, 2816, 4096}
                      : std::vector<int64_t>{1, 7, 64, 2048};
   }
-  std::vector<InputNorm> random_norms(std::vector<Tensor>& weights, int64_t width) {
-    std::vector<InputNorm> norms;
+  InputRounding rounding(int64_t width) {
+    if (width % 32 == 0 && random.integer(0, 1) == 1) {
+      return {ActivationPrecision::kInt8,
+              {.per_block = random.integer(0, 1) == 1, .per_token = true}};
+    }
+    return {ActivationPrecision::kBF16, {}};
+  }
+  // Norms, and memory of theirs.
+  struct Norms {
+    std::vector<Tensor> tensors;
+    std::vector<InputNorm> all;
+  };
+  Norms random_norms(int64_t tokens, int64_t width) {
+    Norms norms;
     const int64_t count = random.integer(0, 3);
     for (int64_t i = 0; i < count; ++i) {
-      weights.push_back(norm_weight(width));
-      norms.push_back({weights.back().view(), 1e-6f, {ActivationPrecision::kBF16, {}}});
+      norms.tensors.push_back(norm_weight(width));
+      InputNorm norm{norms.tensors.back().view(), 1e-6f, rounding(width)};
+      if (random.integer(0, 1) == 1) {
+        norms.tensors.emplace_back(DType::kBF16, Shape{tokens, (width + 63) / 64 * 64}, device);
+        norm.room = norms.tensors.back().view();
+        norms.tensors.emplace_back(DType::kI8, Shape{tokens, width}, device);
+        norm.code_room = norms.tensors.back().view();
+        norms.tensors.emplace_back(DType::kF32, Shape{tokens}, device);
+        norm.scale_room = norms.tensors.back().view();
+      }
+      norms.all.push_back(norm);
     }
     return norms;
   }
   void expect_inputs(const std::vector<LinearInput>& inputs, const std::vector<InputNorm>& norms,
                      const PaddedTensor& sum) {
     for (size_t i = 0; i < norms.size(); ++i) {
+      SCOPED_TRACE(testing::Message() << "norm " << i);
       PaddedTensor normed({sum.view().dim(0), sum.view().dim(1)}, 0);
       rms_norm(stream, sum, norms[i].weight, norms[i].epsilon, normed);
-      const LinearInput expected =
-          prepare_linear_input(stream, workspace, normed, norms[i].rounding);
-      if (expected.packed.rank() == 2) {
-        EXPECT_EQ(packed_bits(inputs[i]), packed_bits(expected)) << "norm " << i;
+      expect_same(inputs[i], prepare_linear_input(stream, workspace, normed, norms[i].rounding));
+      const LinearInput& input = inputs[i];
+      if (norms[i].room.empty() || !stays_in_room(stream, sum, norms[i].rounding)) continue;
+      if (input.packed.rank() == 2) {
+        EXPECT_EQ(input.packed.raw(), norms[i].room.raw());
+      }
+      if (input.token_codes.rank() == 2) {
+        EXPECT_EQ(input.token_codes.raw(), norms[i].code_room.raw());
+        EXPECT_EQ(input.token_scales.raw(), norms[i].scale_room.raw());
       }
     }
   }
 };
 
-constexpr int64_t kTokens[] = {1, 2, 7, 8, 9, 31, 32, 33, 65};
+constexpr int64_t kTokens[] = {1, 2, 7, 8, 9, 31, 32, 33, 65, 257};
 struct Choice {
   int64_t k, experts;
 };
@@ -114,10 +154,9 @@ TEST_P(AddExpertsTest, IsTheSingleOpsInTurn) {
       const Weight gate_there = on_target(gate_weight);
       const LinearInput gate_input =
           prepare_linear_input(stream, workspace, gate_x, ActivationPrecision::kBF16);
-      std::vector<Tensor> weights;
-      const std::vector<InputNorm> norms = random_norms(weights, width);
-      std::vector<LinearInput> inputs(norms.size());
-      add_experts(stream, workspace, routed.all(), {shared, gate_there, gate_input}, x, norms,
+      const Norms norms = random_norms(tokens, width);
+      std::vector<LinearInput> inputs(norms.all.size());
+      add_experts(stream, workspace, routed.all(), {shared, gate_there, gate_input}, x, norms.all,
                   inputs);
       EXPECT_TRUE(x.gaps_untouched());
 
@@ -126,7 +165,7 @@ TEST_P(AddExpertsTest, IsTheSingleOpsInTurn) {
       add_sigmoid_scaled(stream, combined, shared, gate);
       add(stream, sum, combined);
       EXPECT_EQ(x.bits(), sum.bits());
-      expect_inputs(inputs, norms, sum);
+      expect_inputs(inputs, norms.all, sum);
     }
   }
 }
@@ -150,10 +189,9 @@ TEST_P(AddExpertsTest, WithADenseBranchIsTheSingleOpsInTurn) {
       const NormedBranches halves{dense_norm, experts_norm, 1e-6f};
       ResidualBranch branch{
           .y = dense, .norm = branch_norm, .epsilon = 1e-5f, .factor = random.pick({1.0f, 0.3f})};
-      std::vector<Tensor> weights;
-      const std::vector<InputNorm> norms = random_norms(weights, width);
-      std::vector<LinearInput> inputs(norms.size());
-      add_dense_and_experts(stream, workspace, routed.all(), halves, branch, x, norms, inputs);
+      const Norms norms = random_norms(tokens, width);
+      std::vector<LinearInput> inputs(norms.all.size());
+      add_dense_and_experts(stream, workspace, routed.all(), halves, branch, x, norms.all, inputs);
       EXPECT_TRUE(x.gaps_untouched());
 
       combine_with_dense(stream, workspace, routed.rows, routed.groups, routed.experts,
@@ -161,7 +199,7 @@ TEST_P(AddExpertsTest, WithADenseBranchIsTheSingleOpsInTurn) {
       add_rms_norm(stream, expected, branch_norm, branch.epsilon, sum);
       if (branch.factor != 1) scale(stream, sum, branch.factor);
       EXPECT_EQ(x.bits(), sum.bits());
-      expect_inputs(inputs, norms, sum);
+      expect_inputs(inputs, norms.all, sum);
     }
   }
 }
