@@ -127,7 +127,6 @@ bool should_split(Stream& stream, const StreamPlan& plan, const Products& produc
   const int least = chosen == nullptr ? 2 : chosen[0] == '0' ? 8 : 1;
   return plan.tiles && plan.experts == 0 && plan.token_tiles >= least && row_warps == 1 &&
          units_before % 2 == 0 && products.tokens <= kMostTileTokens &&
-         !stream.cuda().deterministic() &&
          2 * ceil_divide(products.rows, 2 * kTileRows) <= blocks_in_pairs(stream);
 }
 

@@ -111,9 +111,9 @@ struct StreamBlock {
   int partial_size;
   float* incoming;  // [tokens, rows of a unit] of the block with the other half of the columns
 
-  // Of the columns, what a unit has: those of [first, end).
+  // Of the columns, what a unit has: first, first + stride, … before end.
   struct Steps {
-    int first, end;
+    int first, end, stride;
   };
 
   __device__ uint32_t full(int slot) const { return shared_address(&barriers.full[slot]); }
@@ -131,17 +131,15 @@ struct StreamBlock {
         tiles = barriers.num_listed;
       }
       const int units = phase.blocks(), halves = phase.splits - 1;
-      const int share = (phase.steps + halves) >> halves;
       for (; next < tiles * units; next += gridDim.x) {
         const int tile = next < units ? 0 : next / units;
-        const int first = (next & halves) * share;
         const TokenTile tokens =
             phase.routed
                 ? list[tile]
                 : TokenTile{0, static_cast<uint16_t>(min(kTokens, plan.tokens - tile * kTokens)),
                             tile * kTokens};
         run(phase, tile, tokens, (next - tile * units) >> halves,
-            Steps{first, min(first + share, phase.steps)});
+            Steps{next & halves, phase.steps, phase.splits});
       }
       next -= tiles * units;
     }
@@ -193,7 +191,7 @@ struct StreamBlock {
     for_each_unit(
         [&](const StreamPhase& phase, int, const TokenTile& tokens, int unit, const Steps& steps) {
 #pragma unroll 1
-          for (int step = steps.first; step < steps.end; ++step, ring.advance()) {
+          for (int step = steps.first; step < steps.end; step += steps.stride, ring.advance()) {
             wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
             Source::bring(phase, tokens.expert, unit, step,
                           weights + ring.slot() * slot_bytes<Source>(), full(ring.slot()));
@@ -221,7 +219,7 @@ struct StreamBlock {
         if (phase.awaits >= 0) return make_codes(phase, tile, tokens, ring);
       }
       int there = 0;  // columns of the inputs
-      for (int step = steps.first; step < steps.end; ++step, ring.advance()) {
+      for (int step = steps.first; step < steps.end; step += steps.stride, ring.advance()) {
         wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
         if (phase.awaits >= 0 && there < phase.cols) {
           const int end = min((step + 1) * Source::step_columns(phase), phase.cols);
@@ -248,7 +246,7 @@ struct StreamBlock {
       const int first_turn = ring.slot() % Source::kSets;
       int turn = first_turn;
 #pragma unroll 1
-      for (int step = steps.first; step < steps.end; ++step, ring.advance()) {
+      for (int step = steps.first; step < steps.end; step += steps.stride, ring.advance()) {
         const bool own_turn = turn == set;
         if (++turn == Source::kSets) turn = 0;
         if (!own_turn) continue;
@@ -262,9 +260,13 @@ struct StreamBlock {
 
       wait_barrier(sums_empty(buffers.slot()), buffers.parity() ^ 1);
       const int row_stride = partial_stride<Source>(phase.row_warps);
-      // By the steps of a unit, wherever in the ring they are.
+      // By the steps of a unit, wherever in the ring they are; where there is one row warp, the
+      // second half of the column warps behind the first.
       const int turn_of_set = (set - first_turn + Source::kSets) % Source::kSets;
-      const int part = (turn_of_set << (kSetShift - phase.row_shift)) + column_warp;
+      const int part =
+          phase.row_warps > 1
+              ? (turn_of_set << (kSetShift - phase.row_shift)) + column_warp
+              : (column_warp / kHalf * Source::kSets + turn_of_set) * kHalf + column_warp % kHalf;
       Sum* own_part = reinterpret_cast<Sum*>(partials) + buffers.slot() * partial_size +
                       part * plan.partial_tokens * row_stride + row_warp * Source::kRows + lane / 4;
 #pragma unroll
@@ -297,14 +299,20 @@ struct StreamBlock {
       const Sum* partial = reinterpret_cast<const Sum*>(partials) + buffers.slot() * partial_size;
       const int row_stride = partial_stride<Source>(phase.row_warps);
       const int part_stride = plan.partial_tokens * row_stride;
-      const int parts = kMultipliers >> phase.row_shift;
+      // Halves as two blocks would have them, so that a split changes no bit.
+      const int halves = phase.row_warps > 1 ? 1 : 2;
+      const int parts = kMultipliers >> phase.row_shift >> (halves - 1);
       const int shift = kRowShift + phase.row_shift, rows = 1 << shift;
       const auto sum_of = [&](int token, int row) {
         const Sum* at = partial + token * row_stride + row;
-        Sum sum = 0;
+        Sum sums[2] = {};
+#pragma unroll 1
+        for (int half = 0; half < halves; ++half) {
 #pragma unroll 4
-        for (int k = 0; k < parts; ++k, at += part_stride) sum += *at;
-        return sum;
+          for (int k = 0; k < parts; ++k, at += part_stride) sums[1] += *at;
+          if (half + 1 < halves) sums[0] = sums[1], sums[1] = 0;
+        }
+        return sums[0] + sums[1];
       };
       if (steps.first > 0) {
         for (int i = thread; i < tokens.count << shift; i += kAdderThreads) {
@@ -361,6 +369,7 @@ struct StreamBlock {
   }
 
  private:
+  static constexpr int kHalf = kSetWarps / 2;  // of the column warps
   static constexpr int kSetShift = 3, kRowShift = Source::kRows == 16 ? 4 : 5;
   static_assert(kSetWarps == 1 << kSetShift && Source::kRows == 1 << kRowShift);
 

@@ -36,7 +36,7 @@ struct StreamPhase {
   int unit_rows;   // of those, what a block makes at a time
   int cols;
   int steps;      // of the columns
-  int splits;     // 2: each unit is shared by two blocks, with half of the steps each; see split()
+  int splits;     // 2: two blocks share each unit and take turns in its steps; see should_split()
   int row_warps;  // 1 (tiles), 2, 4 or 8 of each eight warps; the others take further columns
   int row_shift;  // 2^row_shift row warps
   bool gated;     // outputs are activation(gate) ⊙ up, rounded to bfloat16
@@ -118,7 +118,8 @@ StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int r
 void set_up_rows(const StreamPlan& plan, StreamPhase& phase, const Products& up, int row);
 
 // Whether a phase behind units_before units of others that would have one row warp is better split,
-// with two: of narrow units the inputs are as large as the weights. A phase can be once.
+// with two: of narrow units the inputs are as large as the weights. Of a plan, one phase may be. No
+// sum's order changes.
 bool should_split(Stream& stream, const StreamPlan& plan, const Products& products, int row_warps,
                   int units_before);
 // Blocks that run at once in pairs that read each other's shared memory.
