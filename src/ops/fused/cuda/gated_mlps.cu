@@ -78,11 +78,13 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
 
     products = products_of(*call.down, activated.input(call.out));
     products.experts = experts_of(call);
+    const int row_warps =
+        routed ? row_warps_of_experts : stream_row_warps(stream, products, products.rows, false);
+    const bool split =
+        num_calls == 1 && should_split(stream, plan, products, row_warps, first.units());
     StreamPhase& second = plan.phases[num_calls + i];
-    second = stream_phase(
-        plan, products,
-        routed ? row_warps_of_experts : stream_row_warps(stream, products, products.rows, false),
-        false);
+    second = stream_phase(plan, products, split ? 2 : row_warps, false);
+    second.splits = split ? 2 : 1;
     second.y = call.out.data<float>();
     second.out_stride = call.out.row_stride();
     second.awaits = first.counts;

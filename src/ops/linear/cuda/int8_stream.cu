@@ -61,6 +61,7 @@ StreamPhase code_phase(const StreamPlan& plan, const Int8Products& p, int row_wa
   phase.y = p.y;
   phase.out_stride = p.y_stride;
   phase.counts = phase.awaits = -1;
+  phase.splits = 1;
   return phase;
 }
 
