@@ -1,21 +1,25 @@
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstdlib>
 #include <map>
 
 #include "ops/attention/cuda/attention_call.h"
-#include "ops/attention/cuda/attention_tile.cuh"
+#include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/fused/cuda/attend_stamps.cuh"
+#include "ops/fused/cuda/decode_tile.cuh"
 #include "ops/fused/cuda/head.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
-#include "ops/linear/cuda/tensor_core.cuh"
 
 namespace braid::cuda {
 namespace {
 
-constexpr int kQueries = 16;  // heads that share a KV head
-constexpr int kMostSplits = 8;
-constexpr int kMostTiles = 8;  // of keys that a block goes through; with more, others are faster
+constexpr int kMostQueries = 16;  // heads that share a KV head
+constexpr int kMostSplits = 16;
+constexpr int64_t kMostAttendedKeys = 2048;
+constexpr int kGroup = 8;  // keys that lie in one page
 
 struct Arguments {
   Rows<const float> q, k, v;  // k: null if keys and values are another layer's
@@ -28,17 +32,33 @@ struct Arguments {
   int group, window;
   float scale;  // of scores in powers of 2
   KvTable table;
+  int split_shift;  // splits = 1 << split_shift
+  bool rehearses;
   Rows<float> out;        // null if:
   Rows<uint16_t> packed;  // bfloat16
 };
 
-// Into the shared memory of another block of the cluster, which has begun.
-__device__ __forceinline__ void push(uint32_t shared, int rank, float x, float y) {
+// Into the shared memory of another block of the cluster, which has begun, and whose barrier at the
+// same place as this block's counts the bytes.
+__device__ __forceinline__ void push(uint32_t shared, uint32_t barrier, int rank, float2 v) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
-      "{\n.reg .u32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "st.shared::cluster.v2.f32 [remote], {%2, %3};\n}" ::"r"(shared),
-      "r"(rank), "f"(x), "f"(y)
+      "{\n.reg .u32 to, counter;\n"
+      "mapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 counter, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%3, %4}, "
+      "[counter];\n}" ::"r"(shared),
+      "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void push(uint32_t shared, uint32_t barrier, int rank, float4 v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .u32 to, counter;\n"
+      "mapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 counter, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, "
+      "[counter];\n}" ::"r"(shared),
+      "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
       : "memory");
 #endif
 }
@@ -58,236 +78,210 @@ template <typename Shape>
 struct Shared {
   static constexpr int kDim = Shape::kDim;
   typename Shape::Shared tile;
-  alignas(16) float scratch[Shape::kThreads / kWarp][kDim];
-  alignas(16) __nv_bfloat16 new_key[kDim], new_value[kDim];
-  float new_scales[2];  // of the two, if they are int8
+  alignas(16) float scratch[Shape::kWarps][kDim];
+  uint64_t arrived[2];  // in a rehearsal, in earnest: the bytes that follow
   // What the blocks of the cluster have made of this one's share of the elements.
-  alignas(16) float2 statistics[kMostSplits][kQueries];  // largest, sum
-  alignas(16) float sums[];                              // [splits][group][kDim / splits]
+  float2 statistics[kMostSplits][Shape::kQueries];  // largest, sum
+  alignas(16) float4 sums[];                        // [group][kDim / splits / 4][splits]
 };
+
+// Blocks of so many threads on a multiprocessor, with 128 registers a thread.
+constexpr int blocks_at_once(int threads) { return 512 / threads; }
 
 // Grid: splits (a cluster), KV heads, sequences. Each block prepares the queries, one of a cluster
 // the key and value; then each goes through its share of the keys, and they add up through each
-// other's shared memory.
+// other's shared memory. Fetching its instructions is a good part of such a kernel's time, so they
+// are few, and a block may rehearse them while it waits for its inputs.
 template <typename Shape, int kBlocks>
 __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
-    attend_kernel(const __grid_constant__ Arguments args, PagedRows<typename Shape::Stored> keys,
-                  PagedRows<typename Shape::Stored> values) {
-  constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys, kThreads = Shape::kThreads;
-  constexpr int kWarps = kThreads / kWarp, kChunks = kDim / 8;
-  static_assert(Shape::kRowWarps == 1 && kWarps == 4);
+    attend_kernel(const __grid_constant__ Arguments args,
+                  const __grid_constant__ PagedRows<typename Shape::Stored> keys,
+                  const __grid_constant__ PagedRows<typename Shape::Stored> values) {
+  using H = Head<Shape::kDim>;
+  using Stored = typename Shape::Stored;
+  constexpr int kDim = Shape::kDim, kThreads = Shape::kThreads, kWarps = Shape::kWarps;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<Shape>*>(shared_bytes);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int kv_head = blockIdx.y, splits = gridDim.x, split = blockIdx.x;
+  const int kv_head = blockIdx.y, split = blockIdx.x;
 
+  stamp(0);
+  if (threadIdx.x == 0) {
+    init_barrier(shared_address(&shared.arrived[0]), 1);
+    init_barrier(shared_address(&shared.arrived[1]), 1);
+    publish_barriers();
+  }
+  __syncwarp();
   announce_to_cluster();
   // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
   const DeviceSequence sequence = args.table.sequences[blockIdx.z];
   const int32_t* pages = args.table.pages(sequence);
   const int position = sequence.first_position, token = sequence.first_row;
   const int first_seen = args.window > 0 ? max(0, position + 1 - args.window) : 0;
-  const VisibleKeys visible{first_seen, position + 1, first_seen, position + 1};
-  const int first_tile = first_seen / kKeys, last_tile = position / kKeys + 1;
-  const int each = (last_tile - first_tile + splits - 1) / splits;
-  const int begin = (first_tile + split * each) * kKeys;
-  const int end = min((first_tile + (split + 1) * each) * kKeys, position + 1);
+  const int first_group = first_seen / kGroup, groups = position / kGroup + 1 - first_group;
+  const int each = (groups + (1 << args.split_shift) - 1) >> args.split_shift;
+  const int begin = (first_group + split * each) * kGroup;
+  const int end = min(begin + each * kGroup, position + 1);
   const bool stores = args.k.data != nullptr;
   const bool owns_new = stores && begin <= position && position < end;
 
-  AttentionTile<Shape> tile(shared.tile);
-  const auto find_key = [&](int start) {
-    return tile.find_key(keys, pages, sequence.num_pages, kv_head, start, visible);
-  };
-  // All of a tile's keys or values but the new one.
-  const int skipped = stores ? position : -1;
-  const auto fetch_keys = [&](int start) {
-    tile.fetch_keys(keys, values, start, 0, INT32_MAX, skipped);
-  };
-  const auto fetch_values = [&](int start) {
-    tile.fetch_values(values, start, 0, INT32_MAX, skipped);
-  };
-#pragma unroll 1
-  for (int i = threadIdx.x; i < (kQueries - args.group) * kChunks; i += kThreads) {
-    *reinterpret_cast<uint4*>(&shared.tile.queries[AttentionTile<Shape>::wide_place(
-        args.group + i / kChunks, i % kChunks)]) = uint4{};
-  }
-  if (begin < end) {
-    tile.put_key(begin, find_key(begin));
-    __syncthreads();
-    fetch_keys(begin);
-    commit_copies();
-    fetch_values(begin);
-    commit_copies();
-  }
-  // A warp prepares every fourth query; the last two of them then the new key and value. One loop
-  // for all of them keeps the code short: fetching it is a good part of the kernel's time.
-  using H = Head<kDim>;
+  DecodeTile<Shape> tile(shared.tile, keys, values, pages, sequence.num_pages, kv_head, first_seen,
+                         end, stores ? position : -1);
+  tile.find(begin);
+  tile.load_keys(begin);
+  tile.load_values(begin);
   const float* cos = args.cos[token];
   const float* sin = args.sin[token];
-  const bool in_lane = H::turns_in_lane(args.pairs, args.distance);
-  bool makes_new = owns_new && warp >= kWarps - 2;
-  const bool makes_key = warp == kWarps - 1;
-  const auto weight_of = [&](int query) {
-    return query < args.group ? args.q_norm : makes_key ? args.k_norm : nullptr;
-  };
-  const float* weight = weight_of(warp);
-  typename H::Row gains, cosines, sines;
-  gains.load(weight, kDim, lane);
-  if (in_lane) {
-    cosines.load(cos, args.pairs, lane);
-    sines.load(sin, args.pairs, lane);
+  const int64_t new_row =
+      owns_new ? keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head) : 0;
+  if (threadIdx.x == 0) {
+    const uint32_t bytes =
+        args.group * ((sizeof(float) * kDim) + (sizeof(float2) << args.split_shift));
+    arrive_and_expect(shared_address(&shared.arrived[0]), bytes);
+    arrive_and_expect(shared_address(&shared.arrived[1]), bytes);
   }
-  wait_for_inputs();
+  __syncwarp();
+  await_cluster();
+  stamp(1);
 
 #pragma unroll 1
-  for (int query = warp; begin < end && (query < args.group || makes_new); query += kWarps) {
-    const bool is_query = query < args.group, is_value = !is_query && !makes_key;
-    makes_new = makes_new && is_query;
-    const float* from = is_query ? args.q[token] + (kv_head * args.group + query) * kDim
-                                 : (makes_key ? args.k[token] : args.v[token]) + kv_head * kDim;
-    H head;
-    head.load(from, lane);
-    if (weight != weight_of(query)) {
-      weight = weight_of(query);
-      gains.load(weight, kDim, lane);
+  for (bool real = !args.rehearses;; real = true) {
+    if (real) {
+      stamp(2);
+      wait_for_inputs();
+      stamp(3);
     }
-    if (!is_value || args.normed_values) head.norm(gains, args.epsilon);
-    if (!is_value && in_lane) head.turn_in_lane(cosines, sines, args.pairs, lane);
-    if (!is_value && !in_lane) {
-      head.turn(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
-    }
-    const int64_t at =
-        is_query ? 0 : keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
-    if constexpr (Shape::kScaled) {
-      if (!is_query) {
+    // A warp prepares a head at a time: the new key and value, if they are of this block, and the
+    // queries.
+#pragma unroll 1
+    for (int head_index = warp + (owns_new ? 0 : 2); begin < end && head_index < args.group + 2;
+         head_index += kWarps) {
+      const bool is_key = head_index == 0, is_value = head_index == 1;
+      const int query = head_index - 2;
+      const float* from = is_key     ? args.k[token] + kv_head * kDim
+                          : is_value ? args.v[token] + kv_head * kDim
+                                     : args.q[token] + (kv_head * args.group + query) * kDim;
+      if (!real) from = cos;  // anything
+      H head;
+      head.load(from, lane, real ? kDim : args.pairs);
+      if (!is_value || args.normed_values) {
+        head.norm(is_key ? args.k_norm : is_value ? nullptr : args.q_norm, args.epsilon, lane);
+      }
+      if (!is_value) {
+        head.turn_vectors(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
+      }
+      if (!is_key && !is_value) {
+        head.store(shared.tile.queries + query * Shape::kQueryRow, lane);
+        continue;
+      }
+      const int64_t at = new_row;
+      if constexpr (Shape::kScaled) {
         const float scale = head.to_codes();
         if (lane == 0) {
-          shared.new_scales[is_value] = scale;
-          (is_value ? values : keys).scales[at / kDim] = scale;
+          shared.tile.new_scales[is_value] = scale;
+          if (real) (is_value ? values : keys).scales[at / kDim] = scale;
+        }
+      }
+      head.store(is_value ? shared.tile.new_value : shared.tile.new_key, lane);
+      if (real) head.store((is_value ? values.data : keys.data) + at, lane);
+    }
+    __syncthreads();
+    if (real) stamp(4);
+
+    tile.begin();
+    int parity = 0;
+#pragma unroll 1
+    for (int start = begin; start < end; start += Shape::kKeys, parity ^= 1) {
+      const int next = start + Shape::kKeys;
+      const bool more = real && next < end;
+      if (more) tile.find(next);
+      if (owns_new) tile.take_fresh(start);
+      tile.multiply_keys(parity);
+      if (more) tile.load_keys(next);
+      __syncthreads();
+      tile.multiply_values(start, parity, args.scale);
+      if (!more) break;
+      tile.load_values(next);
+    }
+    tile.finish();
+    if (real) stamp(5);
+
+    // Each block of the cluster adds up its share of the elements.
+    const uint32_t arrived = shared_address(&shared.arrived[real]);
+    const int splits = 1 << args.split_shift;
+    const int share_shift = Shape::kDimShift - args.split_shift, vector_shift = share_shift - 2;
+#pragma unroll
+    for (int t = 0; t < Shape::kQueryTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int query = 8 * t + 2 * tile.q() + i;
+        if (query >= args.group) continue;
+#pragma unroll
+        for (int n = 0; n < Shape::kValueTiles; n += 2) {
+          const int element = tile.first_element() + 2 * n, owner = element >> share_shift;
+          const int vector = (element & ((1 << share_shift) - 1)) / 4;
+          const int place = (query << vector_shift) + vector;
+          push(shared_address(&shared.sums[(place << args.split_shift) + split]), arrived,
+               owner,
+               float4{tile.weighted[t][n][i], tile.weighted[t][n][2 + i],
+                      tile.weighted[t][n + 1][i], tile.weighted[t][n + 1][2 + i]});
+        }
+      }
+      const int query = 8 * t + tile.g();
+      if (warp == 0 && query < args.group) {
+#pragma unroll 1
+        for (int owner = tile.q(); owner < splits; owner += 4) {
+          push(shared_address(&shared.statistics[split][query]), arrived, owner,
+               float2{tile.largest[t], tile.sum[t]});
         }
       }
     }
-    __nv_bfloat16* to = is_query   ? shared.tile.queries
-                        : is_value ? shared.new_value
-                                   : shared.new_key;
-#pragma unroll
-    for (int j = 0; j < H::kKept; ++j) {
-      const int element = H::element(j, lane);
-      if (element >= kDim) continue;
-      const int place = AttentionTile<Shape>::wide_place(query, element / 8) + element % 8;
-      put(to + (is_query ? place : element), head.v[j]);
-    }
-    if (is_query) continue;
-    head.store((is_value ? values.data : keys.data) + at, lane);
-  }
-  __syncthreads();
-
-  const int row_begin[2] = {first_seen, first_seen};
-  int row_end[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) row_end[i] = tile.row() + 8 * i < args.group ? position + 1 : 0;
+    if (real) stamp(6);
+    wait_barrier(arrived, 0);
+    if (real) stamp(7);
+    const int parts = args.group * (kDim / 4);  // of the sums, from all splits
 #pragma unroll 1
-  for (int start = begin; start < end; start += kKeys) {
-    const int next = start + kKeys;
-    const bool more = next < end;
-    if (owns_new && start <= position && position < next && threadIdx.x < kChunks) {
-      const int place = AttentionTile<Shape>::wide_place(position - start, threadIdx.x);
-      *reinterpret_cast<uint4*>(&shared.tile.keys[place]) =
-          *reinterpret_cast<const uint4*>(&shared.new_key[threadIdx.x * 8]);
-      *reinterpret_cast<uint4*>(&shared.tile.values[place]) =
-          *reinterpret_cast<const uint4*>(&shared.new_value[threadIdx.x * 8]);
-      if constexpr (Shape::kScaled) {
-        auto& codes = shared.tile.codes;
-        const int parity = start / kKeys % 2;
-        codes.key_scales[parity][position - start] = shared.new_scales[0];
-        codes.value_scales[parity][position - start] = shared.new_scales[1];
-      }
-    }
-    wait_for_copies<1>();
-    tile.expand_keys(start, skipped);
-    __syncthreads();  // keys are there
-    const uint32_t next_key = more ? find_key(next) : kNoKey;
-    tile.multiply_keys();
-    tile.scale_scores(args.scale, start, visible, row_begin, row_end);
-    tile.put_key(next, next_key);
-    __syncthreads();  // keys are done with
-    if (more) fetch_keys(next);
-    commit_copies();
-    tile.weigh();
-    wait_for_copies<1>();
-    tile.expand_values(start, skipped);
-    __syncthreads();  // values and weights are there
-    tile.multiply_values();
-    __syncthreads();  // values are done with
-    if (more) fetch_values(next);
-    commit_copies();
-  }
-  tile.finish();
-
-  // Each block of the cluster adds up its share of the elements.
-  await_cluster();
-  const int share = kDim / splits;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int query = tile.row() + 8 * i;
-    if (query >= args.group) continue;
-#pragma unroll
-    for (int t = 0; t < Shape::kValueTiles; ++t) {
-      const int owner = tile.element(t) / share, element = tile.element(t) % share;
-      push(shared_address(&shared.sums[(split * args.group + query) * share + element]), owner,
-           tile.weighted[t][2 * i], tile.weighted[t][2 * i + 1]);
-    }
-    if (tile.column_warp() == 0 && lane % 4 == 0) {
-#pragma unroll 1
-      for (int owner = 0; owner < splits; ++owner) {
-        push(shared_address(&shared.statistics[split][query]), owner, tile.largest[i], tile.sum[i]);
-      }
-    }
-  }
-  sync_cluster();
-  const int vectors = share / 4;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < args.group * vectors; i += kThreads) {
-    const int query = i / vectors, element = i % vectors * 4;
-    float top = -INFINITY, sum = 0;
-#pragma unroll 1
-    for (int rank = 0; rank < splits; ++rank) {
-      top = fmaxf(top, shared.statistics[rank][query].x);
-    }
-    float4 total{};
-#pragma unroll 1
-    for (int rank = 0; rank < splits; ++rank) {
+    for (int first = 0; first < parts; first += kThreads) {
+      const bool inside = first + threadIdx.x < parts;
+      const int part = inside ? first + threadIdx.x : 0;
+      const int rank = part & (splits - 1), vector = part >> args.split_shift;
+      const int query = vector >> vector_shift;
+      const int element = (vector & ((1 << vector_shift) - 1)) * 4;
       const float2 of_rank = shared.statistics[rank][query];
+      float top = of_rank.x;
+#pragma unroll 1
+      for (int d = 1; d < splits; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
       const float weight = exp2f(of_rank.x - top);
-      sum = fmaf(weight, of_rank.y, sum);
-      const float4 v = *reinterpret_cast<const float4*>(
-          &shared.sums[(rank * args.group + query) * share + element]);
-      total.x = fmaf(weight, v.x, total.x);
-      total.y = fmaf(weight, v.y, total.y);
-      total.z = fmaf(weight, v.z, total.z);
-      total.w = fmaf(weight, v.w, total.w);
+      float sum = weight * of_rank.y;
+      float4 v = shared.sums[part];
+      v = {v.x * weight, v.y * weight, v.z * weight, v.w * weight};
+#pragma unroll 1
+      for (int d = 1; d < splits; d *= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, d);
+        v.x += __shfl_xor_sync(0xffffffffu, v.x, d);
+        v.y += __shfl_xor_sync(0xffffffffu, v.y, d);
+        v.z += __shfl_xor_sync(0xffffffffu, v.z, d);
+        v.w += __shfl_xor_sync(0xffffffffu, v.w, d);
+      }
+      if (!real || !inside || rank != 0) continue;
+      const float factor = __fdividef(1, sum);
+      v = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+      const int at = (kv_head * args.group + query) * kDim + (split << share_shift) + element;
+      if (args.out.data != nullptr) {
+        put(args.out[token] + at, v);
+      } else {
+        store_rounded(args.packed[token], at, v);
+      }
     }
-    const float factor = 1 / sum;
-    total = {total.x * factor, total.y * factor, total.z * factor, total.w * factor};
-    const int at = (kv_head * args.group + query) * kDim + split * share + element;
-    if (args.out.data != nullptr) {
-      put(args.out[token] + at, total);
-    } else {
-      store_rounded(args.packed[token], at, total);
-    }
+    if (real) break;
   }
+  stamp(8);
 }
 
-template <int kDim, typename Stored>
-struct Shapes {
-  using Tile = TileShape<kDim, 1, 4, kDim <= 128 ? 64 : 32, Stored>;
-  static constexpr int kBlocks = kDim <= 256 ? 4 : 2;
-};
-
 // How many clusters of each size that is a power of two run at once.
-std::array<int, kMostSplits + 1> clusters_at_once(const void* kernel, int threads, size_t bytes) {
-  std::array<int, kMostSplits + 1> counts{};
+using Rooms = std::array<int, kMostSplits + 1>;
+Rooms clusters_at_once(const void* kernel, int threads, size_t bytes) {
+  Rooms counts{};
   for (int size = 2; size <= kMostSplits; size *= 2) {
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -298,38 +292,58 @@ std::array<int, kMostSplits + 1> clusters_at_once(const void* kernel, int thread
     config.dynamicSmemBytes = bytes;
     config.attrs = &cluster;
     config.numAttrs = 1;
-    BRAID_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&counts[size], kernel, &config));
+    if (cudaOccupancyMaxActiveClusters(&counts[size], kernel, &config) != cudaSuccess) {
+      cudaGetLastError();  // a size that this device has not got
+      counts[size] = 0;
+    }
+  }
+  if (getenv("BRAID_ATTEND_ROOMS")) {
+    printf("threads %d, bytes %zu, rooms:", threads, bytes);
+    for (int size = 2; size <= kMostSplits; size *= 2) printf(" %d: %d", size, counts[size]);
+    printf("\n");
   }
   return counts;
 }
 
-template <int kDim, typename Stored>
-bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall& call) {
-  using Tile = typename Shapes<kDim, Stored>::Tile;
+template <int kDim, typename Stored, int kQueryTiles>
+bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call) {
+  using Shape = DecodeShape<kDim, Stored, kQueryTiles>;
   const int kv_heads = static_cast<int>(call.cache.num_kv_heads());
   const int sequences = static_cast<int>(call.sequences.size());
   // By what the tables hold, not by positions: a graph must do for longer texts, too.
   int64_t most_keys = int64_t{args.table.page_capacity} * call.cache.page_tokens();
   if (call.attention.window > 0) most_keys = std::min(most_keys, call.attention.window);
-  const int tiles = static_cast<int>(ceil_divide<int64_t>(most_keys, Tile::kKeys)) + 1;
-  auto* kernel = attend_kernel<Tile, Shapes<kDim, Stored>::kBlocks>;
+  static const char* const most = getenv("BRAID_ATTEND_MOST");
+  if (most_keys > (most ? atoi(most) : kMostAttendedKeys)) return false;
+  auto* kernel = attend_kernel<Shape, blocks_at_once(Shape::kThreads)>;
   const auto bytes_of = [](int group) {
-    return sizeof(Shared<Tile>) + static_cast<size_t>(group) * kDim * sizeof(float);
+    return sizeof(Shared<Shape>) + static_cast<size_t>(group) * kDim * sizeof(float);
   };
-  static const cudaError_t allowed = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes_of(kQueries)));
-  BRAID_CUDA_CHECK(allowed);
+  static const bool allowed = [&] {
+    BRAID_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(bytes_of(Shape::kQueries))));
+    BRAID_CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+    return true;
+  }();
+  static_cast<void>(allowed);
   const size_t bytes = bytes_of(std::max(args.group, 1));
   // As many splits as find room at once.
-  static std::map<size_t, std::array<int, kMostSplits + 1>> known;
+  static std::map<size_t, Rooms> known;
   const auto [found, first_time] = known.try_emplace(bytes);
   if (first_time) {
-    found->second = clusters_at_once(reinterpret_cast<const void*>(kernel), Tile::kThreads, bytes);
+    found->second = clusters_at_once(reinterpret_cast<const void*>(kernel), Shape::kThreads, bytes);
   }
-  const auto& rooms = found->second;
-  int splits = kMostSplits;
-  while (splits > 1 && (splits / 2 >= tiles || kv_heads * sequences > rooms[splits])) splits /= 2;
-  if (tiles > splits * kMostTiles) return false;
+  const Rooms& rooms = found->second;
+  static const char* const wanted = getenv("BRAID_ATTEND_SPLITS");
+  int splits = wanted ? atoi(wanted) : 8;
+  while (splits > 1 &&
+         (splits / 2 * Shape::kKeys >= most_keys || kv_heads * sequences > rooms[splits])) {
+    splits /= 2;
+  }
+  args.split_shift = std::countr_zero(static_cast<unsigned>(splits));
+  static const char* const rehearses = getenv("BRAID_ATTEND_REHEARSE");
+  args.rehearses = rehearses && atoi(rehearses) > 0;
 
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -339,7 +353,7 @@ bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall&
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(splits), static_cast<unsigned>(kv_heads),
                         static_cast<unsigned>(sequences));
-  config.blockDim = dim3(Tile::kThreads);
+  config.blockDim = dim3(Shape::kThreads);
   config.dynamicSmemBytes = bytes;
   config.stream = stream.cuda().handle();
   config.attrs = attributes;
@@ -350,8 +364,14 @@ bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall&
   return true;
 }
 
+template <int kDim, typename Stored>
+bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call) {
+  return args.group <= 8 ? launch_attend<kDim, Stored, 1>(stream, args, call)
+                         : launch_attend<kDim, Stored, 2>(stream, args, call);
+}
+
 template <typename Stored>
-bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall& call) {
+bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call) {
   switch (call.q.dim(2)) {
     case 64:
       return launch_attend<64, Stored>(stream, args, call);
@@ -368,16 +388,29 @@ bool launch_attend(Stream& stream, const Arguments& args, const AttendHeadsCall&
 
 }  // namespace
 
+#ifdef BRAID_ATTEND_STAMPS
+void read_stamps(unsigned long long* to) {
+  cudaMemcpyFromSymbol(to, attend_stamps, sizeof(attend_stamps));
+}
+#endif
+std::optional<LinearInput> attend_heads_before(Stream& stream, Workspace& workspace,
+                                               const AttendHeadsCall& call, bool rounded);
 std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
                                         const AttendHeadsCall& call, bool rounded) {
   const int group = static_cast<int>(call.q.dim(1) / call.cache.num_kv_heads());
   const bool stores = !call.k.empty();
   if (stream.cuda().deterministic() || !stream.cuda().overlaps_kernels() ||
-      !tiles_fit(call.cache) || group > kQueries || !rows_are_aligned(call.q) ||
+      !tiles_fit(call.cache) || group > kMostQueries || !rows_are_aligned(call.q) ||
       (stores && !rows_are_aligned(call.k, call.v))) {
     return std::nullopt;
   }
   const HeadOptions& heads = call.heads;
+  if (heads.cos.dim(1) % 4 != 0 || heads.pair_distance % 4 != 0 ||
+      !rows_are_aligned(heads.cos, heads.sin)) {
+    return std::nullopt;
+  }
+  static const bool before = getenv("BRAID_ATTEND") && getenv("BRAID_ATTEND")[0] == 'o';
+  if (before) return attend_heads_before(stream, workspace, call, rounded);
   Arguments args{.q = rows_of<const float>(call.q),
                  .q_norm = heads.q_norm.data<float>(),
                  .normed_values = heads.normed_values,

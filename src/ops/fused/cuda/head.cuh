@@ -32,9 +32,9 @@ struct Head {
 
   static __device__ int element(int j, int lane) { return 4 * (j * kWarp + lane); }
 
-  __device__ void load(const float* row, int lane) {
+  __device__ void load(const float* row, int lane, int width = kDim) {
 #pragma unroll
-    for (int j = 0; j < kKept; ++j) v[j] = load4<true>(row, element(j, lane), kDim);
+    for (int j = 0; j < kKept; ++j) v[j] = load4<true>(row, element(j, lane), width);
   }
   // A row of weights, for norm(); cosines or sines, for turn_in_lane().
   struct Row {
@@ -105,6 +105,30 @@ struct Head {
     }
     __syncwarp();
     load(scratch, lane);
+  }
+  // The same by vectors: pairs and distance are multiples of 4, rows of cosines and sines aligned.
+  __device__ void turn_vectors(const float* cos, const float* sin, int pairs, int distance,
+                               float* scratch, int lane) {
+    __syncwarp();
+    store(scratch, lane);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      const int i = element(j, lane);
+      const bool first = i < pairs;
+      if (!first && (i < distance || i >= distance + pairs)) continue;
+      const int at = first ? i : i - distance;
+      const float4 c = load4<true>(cos, at, pairs), s = load4<true>(sin, at, pairs);
+      const float4 other = *reinterpret_cast<const float4*>(scratch + (first ? i + distance : at));
+      const auto turn_one = [first](float& x, float y, float c, float s) {
+        const float by = __fmul_rn(y, s);
+        x = __fadd_rn(__fmul_rn(x, c), first ? -by : by);
+      };
+      turn_one(v[j].x, other.x, c.x, s.x);
+      turn_one(v[j].y, other.y, c.y, s.y);
+      turn_one(v[j].z, other.z, c.z, s.z);
+      turn_one(v[j].w, other.w, c.w, s.w);
+    }
   }
   // Makes codes of int8 of the elements; returns their scale.
   __device__ float to_codes() {
