@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
+#include "ops/moe/cuda/top_k.cuh"
 
 namespace braid::cuda {
 namespace {
