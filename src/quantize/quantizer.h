@@ -38,6 +38,10 @@ struct QuantizeOptions {
   // quantised.
   bool one_pass = false;
   bool search_scales = false;  // of matrices that are rounded to nearest
+  // GPTQ aims at what a matrix gives in the source, from the inputs that it has there, rather than
+  // at what its own weights would give from the inputs that the quantised model has. Not of
+  // experts.
+  bool match_source = false;
   QuantizedFileFormat file_format = QuantizedFileFormat::kCompressedTensors;
   int64_t max_shard_bytes = int64_t{5} << 30;
   // An expert that calibration shows fewer inputs than this share of its width is rounded to
@@ -77,8 +81,8 @@ struct QuantizeResult {
 
 // Quantises a model into the folder `out`, layer by layer: the inputs of a layer are
 // those that the quantised layers before it give. Memory: a layer, its Hessians and the hidden
-// states of the calibration. `calibration` may be empty for kNearest; if not, errors of outputs are
-// measured.
+// states of the calibration; with match_source, of these two. `calibration` may be empty for
+// kNearest; if not, errors of outputs are measured.
 //
 // The folder appears whole or not at all. Finished layers are kept beside it (OUT.quantizing) until
 // then; a call with the same model, options and calibration goes on from there, to the same bytes.
