@@ -91,6 +91,7 @@ for tool in "${tools[@]}"; do
 
   logs=("$reports/$tool".*.log)
   done_tests=$(sed -nE 's/^\[( +OK|  SKIPPED|  FAILED ) +\] ([^ ,]+)( \(.*)?$/\2/p' "${logs[@]}" | sort -u)
+  skipped=$(sed -nE 's/^\[  SKIPPED \] ([^ ,]+)( \(.*)?$/\1/p' "${logs[@]}" | sort -u)
   bad_tests=$(sed -nE 's/^\[  FAILED  \] ([^ ,]+)( \(.*)?$/\1/p' "${logs[@]}" | grep -F / | sort -u)
   unfinished=$(comm -23 <(echo "$tests") <(echo "$done_tests"))
   findings=$(cat "${logs[@]}" | awk '
@@ -99,13 +100,15 @@ for tool in "${tools[@]}"; do
     END {print sum + 0}')
   odd=$(cat "$reports/$tool.codes" 2> /dev/null | awk '$1 != 9 && $1 != 1 && $1 != 124 && $1 != 137')
   seconds=$((SECONDS - begin))
-  if ((findings == 0)) && [[ -z $bad_tests && -z $unfinished && -z $odd ]]; then
-    echo "$tool: clean, $(count "$done_tests") tests in $seconds s"
+  ran=$(($(count "$done_tests") - $(count "$skipped")))
+  if ((findings == 0 && ran > 0)) && [[ -z $bad_tests && -z $unfinished && -z $odd ]]; then
+    echo "$tool: clean, $ran tests in $seconds s"
+    [[ -n $skipped ]] && sed 's/^/  skips itself on this device: /' <<< "$skipped"
     continue
   fi
   failed=1
   echo "$tool: $findings findings, $(count "$bad_tests") tests failed, $(count "$unfinished") of" \
-    "$(count "$tests") did not finish, in $seconds s; see $reports/$tool.*.log"
+    "$(count "$tests") did not finish, $(count "$skipped") skipped themselves, in $seconds s; see $reports/$tool.*.log"
   [[ -n $bad_tests ]] && sed 's/^/  failed: /' <<< "$bad_tests"
   [[ -n $unfinished ]] && sed 's/^/  did not finish: /' <<< "$unfinished"
   [[ -n $odd ]] && sed 's/^/  ended with code: /' <<< "$odd"
