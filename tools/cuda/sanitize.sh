@@ -72,21 +72,25 @@ run_shard() {
   local log=$reports/$1.${2##*/}.$3.log left=$((limit - SECONDS + begin)) code
   ((left > 0)) || return
   GTEST_SHARD_INDEX=$3 GTEST_TOTAL_SHARDS=$4 timeout -k 5 "$left" \
-    "$sanitizer" --tool "$1" --error-exitcode 9 --print-limit 20 "$2" --gtest_filter="$filter" > "$log" 2>&1
+    "$sanitizer" --tool "$1" --error-exitcode 9 --print-limit 20 "$2" --gtest_filter="$filter" > "$log" 2>&1 &
+  echo $! >> "$reports/processes"
+  wait $!
   code=$?
   ((code == 0)) || echo "$code ${2##*/} $3" >> "$reports/$1.codes"
 }
+# Each has its process group, which `timeout` ends with it.
 stop() {
-  for child in $(jobs -p); do pkill -TERM -P "$child"; done
+  xargs kill < "$reports/processes" 2> /dev/null
   exit 1
 }
 trap stop TERM INT
 
 reports=$build/sanitize
+mkdir -p "$reports"
+rm -f "$reports/processes"
 failed=0
 for tool in "${tools[@]}"; do
-  mkdir -p "$reports"
-  rm -f "$reports/$tool".*
+  rm -f "$reports/$tool".* "$reports/processes"
   begin=$SECONDS
   # More shards than processes, so that a slow test holds up few others; the slowest program first.
   running=0
