@@ -170,8 +170,8 @@ MemoryPlan plan_memory(const BenchOptions& options, const ModelBenchmarkOptions&
 }
 
 void run_bench(BenchOptions& options, const CLI::App& command) {
-  options.device.apply();
   options.profile.check();
+  options.device.apply();
   ModelBenchmarkOptions& rows = options.rows;
   for (const std::string& job : options.jobs) rows.jobs.push_back(parse_job(job));
   const bool on_cpu = options.device.device == "cpu";

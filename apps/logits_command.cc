@@ -87,8 +87,8 @@ MemoryPlan plan_memory(const LogitsOptions& options) {
 }
 
 void run_logits(const LogitsOptions& options) {
-  options.device.apply();
   options.profile.check();
+  options.device.apply();
   if (options.memory.wanted() && options.ids_file == "-") {
     throw UsageError("--memory-budget needs the ids in a file, to plan before they are computed");
   }

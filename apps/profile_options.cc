@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 
 #include "apps/table.h"
@@ -74,6 +75,8 @@ void ProfileOptions::add_to(CLI::App& command) {
 }
 
 void ProfileOptions::check() const {
+  // The code of kernels that is brought at their first use would count as their time.
+  if (wanted()) ::setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   if (!wants_trace()) return;
   if (!file_.ends_with(".json")) {
     throw UsageError("--profile {}: the trace's name must end with .json (MODEL goes before)",

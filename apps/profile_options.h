@@ -19,7 +19,8 @@ class ProfileOptions {
 
   bool wanted() const { return option_ != nullptr && option_->count() > 0; }
   bool wants_trace() const { return wanted() && !file_.empty(); }
-  // Throws UsageError or Error if FILE cannot be what is meant, or cannot be written.
+  // Throws UsageError or Error if FILE cannot be what is meant, or cannot be written. Call before
+  // a device is used.
   void check() const;
   // For the stream; nullptr if no profile is wanted.
   Profiler* profiler() const;

@@ -237,8 +237,8 @@ void run_once(const RunOptionsCli& options, Engine& engine, const LoadedModel& l
 }
 
 void run(const RunOptionsCli& options) {
-  options.device.apply();
   check(options);
+  options.device.apply();
   const bool batch = !options.prompts.empty();
   std::optional<BatchFiles> files;
   if (batch) files.emplace(options.prompts, options.output);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <vector>
 
 namespace braid {
@@ -24,6 +25,8 @@ class DeviceTimeline {
   virtual std::vector<Clock::time_point> read() = 0;
   // Forgets all marks without waiting.
   virtual void clear() noexcept = 0;
+  // Ops that have queued something so far.
+  virtual int64_t num_ops() const = 0;
   // How long a mark keeps the device, about: what lies between two of them with nothing between.
   virtual double mark_seconds() const = 0;
 };

@@ -101,6 +101,7 @@ int Profiler::begin_op(const Stream& stream) {
   if (timeline_ != nullptr) {
     if (open_steps_ > 0 && ops_held_ == kOpsHeld) hold();
     ++ops_held_;
+    ops_before_ = timeline_->num_ops();
     begin = mark();
   }
   ++open_ops_;
@@ -111,6 +112,7 @@ void Profiler::finish_op(std::string_view op, std::string_view operand, const Op
                          Clock::time_point begin, int begin_mark) {
   --open_ops_;
   if (std::uncaught_exceptions() > 0) return;
+  if (timeline_ != nullptr && timeline_->num_ops() == ops_before_) return;
   const Clock::time_point end = Clock::now();
   Entry entry{.op = op,
               .operand = operand,

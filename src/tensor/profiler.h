@@ -2,6 +2,7 @@
 
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -30,6 +31,13 @@ struct OpWork {
   double operations = 0;        // multiplications and additions
   Arithmetic arithmetic = Arithmetic::kF32;
 };
+
+// Of so many experts, how many are chosen by at least one of `pairs` choices, on average, if all
+// are as likely: for ops of a device, which leave the choices there.
+inline double expected_experts(int64_t pairs, int64_t experts) {
+  const double n = static_cast<double>(experts);
+  return n - n * std::pow(1 - 1 / n, static_cast<double>(pairs));
+}
 
 // Adds up time and work of the ops of a stream, by op and by kind of layer. On the CPU time is that
 // of the host's clock. On a CUDA device it is the device's: marks in the stream around each op,
@@ -148,6 +156,7 @@ class Profiler {
   int64_t num_marks_ = 0;
   double host_seconds_ = 0;
   int ops_held_ = 0;
+  int64_t ops_before_ = 0;  // of the device's, when the open one began
   std::vector<PendingOp> pending_ops_;
   std::vector<PendingLayer> pending_layers_;
   std::vector<PendingStep> pending_steps_;
@@ -159,7 +168,8 @@ class Profiler {
 std::string chrome_trace(std::span<const Profiler::Event> events, int64_t num_dropped = 0);
 
 // The time of an op. `work` is called, and a clock read, only if the stream carries a profiler. An
-// op that another one calls counts as part of it; one that fails, not at all.
+// op that another one calls counts as part of it; one that fails, or leaves the work to other ops
+// (on a device: queues nothing), not at all.
 class OpScope {
  public:
   template <typename Work>

@@ -29,8 +29,13 @@ void run(const std::string& model, Device device, Profiled& out) {
   options.profiler = &out.profiler;
   Engine engine(loaded, options);
   std::map<RequestId, std::vector<int32_t>> tokens;
+  const int64_t vocabulary = loaded.model().vocab_size();
   for (const int64_t length : {40, 71}) {
-    engine.submit(testing::greedy_request(std::vector<int32_t>(length, 5), 6));
+    std::vector<int32_t> prompt;
+    for (int64_t i = 0; i < length; ++i) {
+      prompt.push_back(static_cast<int32_t>((5 + 7919 * i) % vocabulary));
+    }
+    engine.submit(testing::greedy_request(std::move(prompt), 6));
   }
   while (!engine.idle()) {
     for (const TokenEvent& event : engine.step()) {
@@ -73,7 +78,10 @@ TEST_P(CudaProfileTest, OpsOfStepsAreTimedByTheDevice) {
     ASSERT_TRUE(found.contains(layer)) << layer;
     std::printf("%s %s: weights %.0f and %.0f, states %.0f and %.0f\n", GetParam(), layer.c_str(),
                 bytes.first, found.at(layer).first, bytes.second, found.at(layer).second);
-    EXPECT_NEAR(found.at(layer).first, bytes.first, 0.1 * bytes.first) << layer;
+    // How many experts are read is an estimate on the device.
+    const double most = layer == "moe" ? 2 : 1.1, least = layer == "moe" ? 0.5 : 0.9;
+    EXPECT_LE(found.at(layer).first, most * bytes.first) << layer;
+    EXPECT_GE(found.at(layer).first, least * bytes.first) << layer;
     EXPECT_NEAR(found.at(layer).second, bytes.second, 0.1 * bytes.second) << layer;
   }
 

@@ -46,13 +46,12 @@ class DrafterInterfaceTest : public ::testing::TestWithParam<Case> {
                                .max_logged_tokens = kMaxDrafts + 1},
                   device());
     runner_.emplace(model, *pool_, stream_, RunnerOptions{.deterministic = GetParam().cuda});
-    drafter_ =
-        load_drafter(parse_drafter(GetParam().drafter), *target_)({.target = model,
-                                                                   .stream = stream_,
-                                                                   .max_context = kMaxContext,
-                                                                   .max_sequences = kMaxSequences,
-                                                                   .max_step_tokens = 48,
-                                                                   .max_drafts = kMaxDrafts});
+    const DrafterSizes sizes{.max_context = kMaxContext,
+                             .max_sequences = kMaxSequences,
+                             .max_step_tokens = 48,
+                             .max_drafts = kMaxDrafts};
+    drafter_ = load_drafter(parse_drafter(GetParam().drafter),
+                            *target_)(DrafterSetup(sizes, model, stream_));
   }
 
   struct Sequence {

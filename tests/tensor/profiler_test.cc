@@ -124,6 +124,7 @@ class FakeTimeline : public DeviceTimeline {
   struct Device {
     int seconds = 0;
     int num_holds = 0, num_releases = 0, num_reads = 0, num_clears = 0;
+    int64_t num_ops = 0;
     void spend(int more) { seconds += more; }
   };
   explicit FakeTimeline(Device& device) : device_(device) {}
@@ -145,6 +146,7 @@ class FakeTimeline : public DeviceTimeline {
     ++device_.num_clears;
     marks_.clear();
   }
+  int64_t num_ops() const override { return device_.num_ops; }
   double mark_seconds() const override { return 1; }
 
  private:
@@ -161,6 +163,7 @@ class DeviceProfilerTest : public ProfilerTest {
   void run(std::string_view name, int seconds) {
     const OpScope op(stream_, name, "q4_0", [] { return OpWork{.weight_bytes = 64}; });
     device_.spend(seconds);
+    ++device_.num_ops;
   }
   std::vector<Profiler::Event> on_device(std::string_view category) const {
     std::vector<Profiler::Event> found;
@@ -246,6 +249,26 @@ TEST_F(DeviceProfilerTest, OpsOutsideOfStepsAreCollectedWhenAsked) {
   EXPECT_EQ(profiler_.num_steps(), 0);
   EXPECT_EQ(find("draw", "between layers")->seconds, 5 + 10000 * 2 + 10);
   EXPECT_EQ(profiler_.step_seconds(), 5 + 10000 * 2 + 10 + 2);
+}
+
+TEST_F(DeviceProfilerTest, AnOpThatQueuesNothingIsNone) {
+  {
+    const StepScope step(stream_);
+    {
+      const OpScope declined(stream_, "gated_mlps", [] { return OpWork{.weight_bytes = 640}; });
+    }
+    run("linear", 3);
+  }
+  EXPECT_EQ(find("gated_mlps", "between layers"), nullptr);
+  EXPECT_EQ(profiler_.total().weight_bytes, 64);
+  EXPECT_EQ(profiler_.total().calls, 1);
+}
+
+TEST(ExpectedExperts, AreThoseOfEvenChoices) {
+  EXPECT_EQ(expected_experts(0, 8), 0);
+  EXPECT_NEAR(expected_experts(1, 8), 1, 1e-12);
+  EXPECT_NEAR(expected_experts(2, 8), 2 - 1.0 / 8, 1e-12);
+  EXPECT_NEAR(expected_experts(100000, 8), 8, 1e-9);
 }
 
 TEST_F(DeviceProfilerTest, AStepThatFailsLeavesNothing) {

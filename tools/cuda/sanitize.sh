@@ -5,7 +5,7 @@
 #   tools/cuda/sanitize.sh [-b BUILD_DIR] [-j PROCESSES] [-t SECONDS] [-f GTEST_FILTER] [TOOL ...]
 #
 # The tests take their small sizes (BRAID_TEST_SMALL: the same kernels on fewer cases), are shared among so many
-# processes (one a processor), and each tool gets so many seconds (900). Prints what is left out and why, one line a
+# processes (4: they take turns on the GPU, and share only the host's part), and each tool gets so many seconds (900). Prints what is left out and why, one line a
 # tool and, below it, what it found, what failed and what did not finish; reports are in BUILD_DIR/sanitize. Exit code
 # 1 if there was any of these, 2 if nothing could be run.
 set -uo pipefail
@@ -15,7 +15,7 @@ left_out=(
   '*TokensComeAsOften*|4000 draws for a statistic; EqualsDrawingOnTheHostToTheBit launches the same kernel'
 )
 
-build=build/cuda jobs=$(nproc) limit=900 chosen=''
+build=build/cuda jobs=4 limit=900 chosen=''
 usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit "$1"; }
 while getopts 'b:j:t:f:h' option; do
   case $option in
@@ -34,7 +34,7 @@ sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanit
   echo "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit" >&2
   exit 2
 }
-programs=("$build/tests/ops_test" "$build/tests/logits_test")
+programs=("$build/tests/logits_test" "$build/tests/ops_test")
 for program in "${programs[@]}"; do
   [[ -x $program ]] || {
     echo "$program: not there; build the targets ops_test and logits_test with -DBRAID_CUDA=ON first" >&2
@@ -67,48 +67,74 @@ echo "left out: $(($(count "$all") - $(count "$devices"))) tests of the CPU: the
 [[ -n $chosen ]] && echo "left out: of $(count "$devices") tests of devices, those that $chosen does not name"
 [[ -n $tests ]] || { echo "the filter names no test" >&2; exit 2; }
 
-# One process: tool, program, shard, shards.
+# One process, until its tool's time is over: tool, program, shard, shards.
 run_shard() {
-  local log=$reports/$1.${2##*/}.$3.log code
-  GTEST_SHARD_INDEX=$3 GTEST_TOTAL_SHARDS=$4 timeout -k 10 "$limit" \
-    "$sanitizer" --tool "$1" --error-exitcode 9 --print-limit 20 "$2" --gtest_filter="$filter" > "$log" 2>&1
+  local log=$reports/$1.${2##*/}.$3.log left=$((limit - SECONDS + begin)) code
+  ((left > 0)) || return
+  GTEST_SHARD_INDEX=$3 GTEST_TOTAL_SHARDS=$4 timeout -k 5 "$left" \
+    "$sanitizer" --tool "$1" --error-exitcode 9 --print-limit 20 "$2" --gtest_filter="$filter" > "$log" 2>&1 &
+  echo $! >> "$reports/processes"
+  wait $!
   code=$?
   ((code == 0)) || echo "$code ${2##*/} $3" >> "$reports/$1.codes"
 }
+# Each has its process group, which `timeout` ends with it.
+stop() {
+  xargs kill < "$reports/processes" 2> /dev/null
+  exit 1
+}
+trap stop TERM INT
 
 reports=$build/sanitize
+mkdir -p "$reports"
+rm -f "$reports/processes"
 failed=0
 for tool in "${tools[@]}"; do
-  mkdir -p "$reports"
-  rm -f "$reports/$tool".*
+  rm -f "$reports/$tool".* "$reports/processes"
   begin=$SECONDS
-  # The draws of tokens are one long test and some short ones; all others share the rest.
-  few=$((jobs / 6 > 1 ? jobs / 6 : 1))
-  for ((i = 0; i < few; i++)); do run_shard "$tool" "${programs[1]}" "$i" "$few" & done
-  many=$((jobs > few ? jobs - few : 1))
-  for ((i = 0; i < many; i++)); do run_shard "$tool" "${programs[0]}" "$i" "$many" & done
+  # More shards than processes, so that a slow test holds up few others; the slowest program first.
+  running=0
+  for program in "${programs[@]}"; do
+    [[ $program == */logits_test ]] && shards=$jobs || shards=$((4 * jobs))
+    for ((i = 0; i < shards; i++)); do
+      ((running < jobs)) || { wait -n; running=$((running - 1)); }
+      run_shard "$tool" "$program" "$i" "$shards" &
+      running=$((running + 1))
+    done
+  done
   wait
 
   logs=("$reports/$tool".*.log)
   done_tests=$(sed -nE 's/^\[( +OK|  SKIPPED|  FAILED ) +\] ([^ ,]+)( \(.*)?$/\2/p' "${logs[@]}" | sort -u)
+  skipped=$(sed -nE 's/^\[  SKIPPED \] ([^ ,]+)( \(.*)?$/\1/p' "${logs[@]}" | sort -u)
   bad_tests=$(sed -nE 's/^\[  FAILED  \] ([^ ,]+)( \(.*)?$/\1/p' "${logs[@]}" | grep -F / | sort -u)
   unfinished=$(comm -23 <(echo "$tests") <(echo "$done_tests"))
-  findings=$(cat "${logs[@]}" | awk '
-    /ERROR SUMMARY:/ {sum += $4}
-    /RACECHECK SUMMARY:/ {sum += $4}
-    END {print sum + 0}')
+  findings=$(cat "${logs[@]}" | awk '/(ERROR|RACECHECK) SUMMARY:/ {sum += $4} END {print sum + 0}')
   odd=$(cat "$reports/$tool.codes" 2> /dev/null | awk '$1 != 9 && $1 != 1 && $1 != 124 && $1 != 137')
   seconds=$((SECONDS - begin))
-  if ((findings == 0)) && [[ -z $bad_tests && -z $unfinished && -z $odd ]]; then
-    echo "$tool: clean, $(count "$done_tests") tests in $seconds s"
+  ran=$(($(count "$done_tests") - $(count "$skipped")))
+  if ((findings == 0 && ran > 0)) && [[ -z $bad_tests && -z $unfinished && -z $odd ]]; then
+    echo "$tool: clean, $ran tests in $seconds s"
+    [[ -n $skipped ]] && sed 's/^/  skips itself on this device: /' <<< "$skipped"
     continue
   fi
   failed=1
   echo "$tool: $findings findings, $(count "$bad_tests") tests failed, $(count "$unfinished") of" \
-    "$(count "$tests") did not finish, in $seconds s; see $reports/$tool.*.log"
+    "$(count "$tests") did not finish, $(count "$skipped") skipped themselves, in $seconds s; see $reports/$tool.*.log"
   [[ -n $bad_tests ]] && sed 's/^/  failed: /' <<< "$bad_tests"
-  [[ -n $unfinished ]] && sed 's/^/  did not finish: /' <<< "$unfinished"
+  if [[ -n $unfinished ]]; then
+    # The test that a process was at when its time was over, and those it did not come to.
+    at=$(for log in "${logs[@]}"; do grep -a '^\[ RUN ' "$log" | tail -1; done | sed 's/.*\] //' | sort -u)
+    slow=$(comm -12 <(echo "$unfinished") <(echo "$at"))
+    never=$(comm -23 <(echo "$unfinished") <(echo "$at"))
+    [[ -n $slow ]] && sed 's/^/  did not finish: /' <<< "$slow"
+    [[ -n $never ]] && sed 's/^/  did not begin: /' <<< "$never"
+  fi
   [[ -n $odd ]] && sed 's/^/  ended with code: /' <<< "$odd"
-  ((findings > 0)) && grep -hE '^========= +[^ ]' "${logs[@]}" | grep -vE 'COMPUTE-SANITIZER|SUMMARY' | head -12
+  # What was found, and in which kernels.
+  sed -nE 's/^========= (.*)$/\1/p' "${logs[@]}" | awk '
+    /Race reported/ {gsub(/\+0x[0-9a-f]+/, ""); print "  " $0; next}
+    /^    at / {sub(/\+0x[0-9a-f]+.*/, ""); print "  " message ":" $0; next}
+    /^[A-Z]/ {message = $0}' | cut -c1-240 | sort | uniq -c | sort -rn | head -20
 done
 exit $failed

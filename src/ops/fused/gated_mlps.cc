@@ -42,8 +42,9 @@ OpWork work_of(std::span<const GatedMlpCall> calls) {
     const auto rows = static_cast<double>(call.out.dim(0));
     const auto hidden = static_cast<double>(call.down->rows());
     const auto width = static_cast<double>(width_of(call));
+    const int64_t experts = routed ? call.down->shape.dim(0) : 1;
     const double share =
-        routed ? std::min(1.0, rows / static_cast<double>(call.down->shape.dim(0))) : 1;
+        routed ? expected_experts(call.out.dim(0), experts) / static_cast<double>(experts) : 1;
     const int64_t bytes = call.gate->size_bytes() + call.down->size_bytes() +
                           (call.up->empty() ? 0 : call.up->size_bytes());
     work.weight_bytes += share * static_cast<double>(bytes);

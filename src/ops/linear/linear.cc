@@ -282,8 +282,8 @@ void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const
   if (!stream.is_cpu()) {
     // How many experts got tokens is not known here.
     const OpScope op(stream, "grouped_linear", w.format->name, [&] {
-      const double touched = static_cast<double>(std::min(tokens, experts));
-      return linear_work(w, x, tokens, touched * static_cast<double>(w.matrix_bytes()));
+      return linear_work(w, x, tokens,
+                         expected_experts(tokens, experts) * static_cast<double>(w.matrix_bytes()));
     });
     return cuda::grouped_linear(stream, w, x, groups, y);
   }

@@ -28,7 +28,8 @@ __global__ void gate(const volatile uint32_t* opened, uint32_t number) {
 
 class EventTimeline : public DeviceTimeline {
  public:
-  explicit EventTimeline(StreamState& stream) : device_(stream.device()), stream_(stream.handle()) {
+  explicit EventTimeline(StreamState& stream)
+      : device_(stream.device()), state_(stream), stream_(stream.handle()) {
     BRAID_CUDA_CHECK(cudaSetDevice(device_));
     opened_ = reinterpret_cast<uint32_t*>(allocate_pinned(sizeof(uint32_t)));
     *opened_ = 0;
@@ -83,6 +84,7 @@ class EventTimeline : public DeviceTimeline {
     used_ = 1;
   }
 
+  int64_t num_ops() const override { return num_finished_ops(state_); }
   double mark_seconds() const override { return mark_seconds_; }
 
  private:
@@ -102,6 +104,7 @@ class EventTimeline : public DeviceTimeline {
   }
 
   int device_;
+  StreamState& state_;
   cudaStream_t stream_;
   uint32_t* opened_ = nullptr;  // pinned; gates up to this number are open
   uint32_t held_ = 0;           // the last gate

@@ -10,6 +10,7 @@
 
 #include "tensor/cuda/cuda_check.h"
 #include "tensor/cuda/device_memory.h"
+#include "tensor/cuda/event_timeline.h"
 #include "tensor/cuda/large_upload.h"
 #include "tensor/cuda/stream_memory.h"
 #include "tensor/cuda/stream_state.h"
@@ -115,7 +116,9 @@ class DeviceStream : public StreamState {
   bool deterministic() const override { return deterministic_; }
 
   void set_synchronous(bool synchronous) override { synchronous_ = synchronous; }
+  int64_t num_finished_ops() const { return num_finished_ops_; }
   void finish_op(const char* op) override {
+    ++num_finished_ops_;
     cudaError_t status = cudaGetLastError();
     if (status == cudaSuccess && synchronous_ && !recording_)
       status = cudaStreamSynchronize(stream_);
@@ -261,6 +264,7 @@ class DeviceStream : public StreamState {
   bool overlaps_ = false;
   bool deterministic_ = false;
   bool synchronous_ = false;
+  int64_t num_finished_ops_ = 0;
   bool in_step_ = false;
   bool recording_ = false;
   std::byte* staging_ = nullptr;  // kStagings pieces of kTableBytes
@@ -291,6 +295,10 @@ const int32_t* on_device(StreamState& state, const IndexList& list) {
   const size_t bytes = static_cast<size_t>(list.size()) * sizeof(int32_t);
   return static_cast<const int32_t*>(state.table(
       list.data(), bytes, [&](std::byte* out) { std::memcpy(out, list.data(), bytes); }));
+}
+
+int64_t num_finished_ops(const StreamState& state) {
+  return static_cast<const DeviceStream&>(state).num_finished_ops();
 }
 
 void upload(StreamState& state, std::byte* target, size_t bytes,
