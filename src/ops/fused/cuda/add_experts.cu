@@ -280,7 +280,7 @@ const float* weights_of(const TensorView& norm) {
 
 }  // namespace
 
-bool sums_give_codes(const TensorView& x) { return x.dim(0) < kManyTokens && can_sum(x); }
+bool sums_give_codes(const TensorView& x) { return can_sum(x); }
 
 bool can_add_coded_branch(const ResidualBranch& branch, const TensorView& x) {
   return sums_give_codes(x) && rows_are_aligned(branch.y) && aligned_weights(branch.norm);
