@@ -31,8 +31,9 @@ TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const LinearInpu
   const TensorView z = x.z.reshape(mixed.shape());
   if (step.product_observer == nullptr) {
     return w.output.run(
-        step, prepare_gated_norm_input(step.stream, step.workspace, mixed, z, w.norm_weight,
-                                       norm_epsilon_, input_rounding(step, {&w.output.weight()})));
+        step,
+        prepare_gated_norm_input(step.stream, step.workspace, mixed, z, w.norm_weight,
+                                 norm_epsilon_, braid::input_rounding(step, {&w.output.weight()})));
   }
   gated_rms_norm(step.stream, mixed, z, w.norm_weight, norm_epsilon_, mixed);
   return w.output.run(step, mixed.reshape({step.num_tokens(), dimensions_.value_width()}));
