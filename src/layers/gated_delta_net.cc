@@ -4,6 +4,7 @@
 
 #include "ops/conv/causal_conv.h"
 #include "ops/fused/delta_step.h"
+#include "ops/fused/prepared_input.h"
 #include "ops/norm/rms_norm.h"
 #include "tensor/profiler.h"
 
@@ -26,7 +27,16 @@ TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const LinearInpu
     const auto [raw, z, b, a] = run_all(step, input, {&w.qkv, &w.z, &w.b, &w.a});
     x = {raw, z, b, a};
   }
-  return w.output.run(step, mix(step, layer, x));
+  const TensorView mixed = mix(step, layer, x);
+  const TensorView z = x.z.reshape(mixed.shape());
+  if (step.product_observer == nullptr) {
+    return w.output.run(
+        step,
+        prepare_gated_norm_input(step.stream, step.workspace, mixed, z, w.norm_weight,
+                                 norm_epsilon_, braid::input_rounding(step, {&w.output.weight()})));
+  }
+  gated_rms_norm(step.stream, mixed, z, w.norm_weight, norm_epsilon_, mixed);
+  return w.output.run(step, mixed.reshape({step.num_tokens(), dimensions_.value_width()}));
 }
 
 TensorView GatedDeltaNet::mix(StepContext& step, int64_t layer, const Projected& x) const {
@@ -53,8 +63,7 @@ TensorView GatedDeltaNet::mix(StepContext& step, int64_t layer, const Projected&
   const TensorView out = step.workspace.take(DType::kF32, value_shape);
   gated_delta(step.stream, step.workspace, inputs, memory.store, memory.sequences,
               {.order = order_, .rounded = step.precision != ActivationPrecision::kF32}, out);
-  gated_rms_norm(step.stream, out, x.z.reshape(value_shape), w.norm_weight, norm_epsilon_, out);
-  return out.reshape({tokens, d.value_width()});
+  return out;
 }
 
 std::optional<LinearInput> GatedDeltaNet::mix_in_one_pass(StepContext& step, int64_t layer,

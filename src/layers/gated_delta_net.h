@@ -65,7 +65,7 @@ class GatedDeltaNet {
   struct Projected {
     TensorView raw, z, b, a;
   };
-  // The convolution, the delta rule and the gated norm: [tokens, value_width].
+  // The convolution and the delta rule: [tokens, value_heads, value_dim].
   TensorView mix(StepContext& step, int64_t layer, const Projected& x) const;
   // The same with the products b and a, rounded, for steps of one token a sequence; nothing if the
   // device has no such pass.

@@ -50,8 +50,23 @@ class AddExpertsTest : public OpTest {
       rows.fill_normal(random);
       groups = group_by_expert(stream, workspace, experts, num_experts);
     }
-    ExpertRows all() const { return {rows, groups, experts, weights}; }
+    ExpertRows all() const {
+      return {rounded.view().empty() ? rows.view() : rounded.view(), groups, experts, weights};
+    }
+    // all().rows become bfloat16, `rows` the same numbers.
+    void round() {
+      const int64_t count = rows.view().dim(0), width = rows.row_elements();
+      rounded = Tensor(DType::kBF16, {count, width}, op_test_device);
+      for (int64_t i = 0; i < count; ++i) {
+        for (int64_t j = 0; j < width; ++j) {
+          const BFloat16 value = to_bfloat16(rows.row(i)[j]);
+          static_cast<BFloat16*>(rounded.view().raw())[i * width + j] = value;
+          rows.row(i)[j] = to_float(value);
+        }
+      }
+    }
 
+    Tensor rounded;
     Tensor experts;
     PaddedTensor weights, rows;
     ExpertGroups groups;
@@ -131,7 +146,8 @@ TEST_P(AddExpertsTest, IsTheSingleOpsInTurn) {
       SCOPED_TRACE(testing::Message()
                    << tokens << " × " << width << ", " << choice.k << " of " << choice.experts);
       Workspace::Scope scope(workspace);
-      const Routed routed(random, workspace, stream, tokens, choice.k, choice.experts, width);
+      Routed routed(random, workspace, stream, tokens, choice.k, choice.experts, width);
+      if (on_cuda() && random.integer(0, 1) == 1) routed.round();
       const int64_t cols = random.pick({8, 64, 200, 2048, 4096 + 8});
       PaddedTensor x({tokens, width}, 4 * random.integer(0, 1)), sum({tokens, width}, 0);
       PaddedTensor shared({tokens, width}, 0), gate_x({tokens, cols}, 1), gate({tokens, 1}, 0);

@@ -30,8 +30,9 @@ struct SumArguments {
   TokenCodeRows codes[kMaxInputNorms];
 };
 
+template <typename Y>  // float, or bfloat16's bits
 struct ExpertArguments {
-  Rows<const float> rows;
+  Rows<const Y> rows;
   const int32_t* places;
   Rows<const float> weights;
   int k, width;
@@ -47,7 +48,8 @@ __device__ __forceinline__ float4 gain_of(const float* weights, int i, int width
 }
 
 // By the first warp: places ascend with the expert.
-__device__ __forceinline__ void sort_choices(const ExpertArguments& args, int64_t token,
+template <typename Y>
+__device__ __forceinline__ void sort_choices(const ExpertArguments<Y>& args, int64_t token,
                                              Choices& choices) {
   const int choice = threadIdx.x;
   const int own = choice < args.k ? args.places[token * args.k + choice] : INT32_MAX;
@@ -62,8 +64,8 @@ __device__ __forceinline__ void sort_choices(const ExpertArguments& args, int64_
 }
 
 // The sum of combine_experts().
-template <int kAtOnce>
-__device__ __forceinline__ float4 combined(const ExpertArguments& args, const Choices& choices,
+template <int kAtOnce, typename Y>
+__device__ __forceinline__ float4 combined(const ExpertArguments<Y>& args, const Choices& choices,
                                            int i) {
   float4 sum{};
 #pragma unroll 1
@@ -72,7 +74,7 @@ __device__ __forceinline__ float4 combined(const ExpertArguments& args, const Ch
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       const int choice = min(first + n, args.k - 1);
-      v[n] = load4<true>(args.rows[choices.places[choice]], i, args.width);
+      v[n] = load4_of<true>(args.rows[choices.places[choice]], i, args.width);
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
@@ -131,9 +133,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   store_sum(sum, token, i, times(plus(old, y), args.factor), gain);
 }
 
+template <typename Y>
 struct SharedArguments {
   SumArguments sum;
-  ExpertArguments experts;
+  ExpertArguments<Y> experts;
   Rows<const float> shared;
   const uint16_t* gate;
   Rows<const uint16_t> gate_input;
@@ -146,9 +149,9 @@ __device__ __forceinline__ float dot(uint32_t a, uint32_t b, float sum) {
   return fmaf(u.y, v.y, fmaf(u.x, v.x, sum));
 }
 
-template <int kThreads>
+template <int kThreads, typename Y>
 __global__ void __launch_bounds__(kThreads, 1)
-    shared_kernel(const __grid_constant__ SharedArguments args) {
+    shared_kernel(const __grid_constant__ SharedArguments<Y> args) {
   __shared__ Choices choices;
   const SumArguments& sum = args.sum;
   const int64_t token = blockIdx.x;
@@ -176,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 struct DenseArguments {
   SumArguments sum;
-  ExpertArguments experts;
+  ExpertArguments<float> experts;
   Rows<const float> dense;
   const float* dense_norm;
   const float* experts_norm;
@@ -216,12 +219,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 bool can_sum(const TensorView& x) { return x.dim(1) <= 4 * kMostThreads && rows_are_aligned(x); }
 bool can_sum(const ExpertRows& experts, const TensorView& x) {
-  return can_sum(x) && experts.experts.dim(1) <= kMaxChoices &&
-         experts.rows.dtype() == DType::kF32 && rows_are_aligned(experts.rows);
+  return can_sum(x) && experts.experts.dim(1) <= kMaxChoices && rows_are_aligned(experts.rows);
 }
 
-ExpertArguments expert_arguments(const ExpertRows& experts) {
-  return {.rows = rows_of<const float>(experts.rows),
+template <typename Y>
+ExpertArguments<Y> expert_arguments(const ExpertRows& experts) {
+  return {.rows = {static_cast<const Y*>(experts.rows.raw()), experts.rows.row_stride()},
           .places = experts.groups.places.data<int32_t>(),
           .weights = rows_of<const float>(experts.weights),
           .k = static_cast<int>(experts.experts.dim(1)),
@@ -277,7 +280,7 @@ const float* weights_of(const TensorView& norm) {
 
 }  // namespace
 
-bool sums_give_codes(const TensorView& x) { return x.dim(0) < kManyTokens && can_sum(x); }
+bool sums_give_codes(const TensorView& x) { return can_sum(x); }
 
 bool can_add_coded_branch(const ResidualBranch& branch, const TensorView& x) {
   return sums_give_codes(x) && rows_are_aligned(branch.y) && aligned_weights(branch.norm);
@@ -308,22 +311,29 @@ void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts
                  const SharedExpert& shared, const TensorView& x, std::span<const InputNorm> norms,
                  std::span<LinearInput> inputs) {
   const TensorView& packed = shared.gate_input.packed;
-  const SharedArguments args{
-      .sum = sum_arguments(stream, workspace, x, norms, inputs),
-      .experts = expert_arguments(experts),
-      .shared = rows_of<const float>(shared.rows),
-      .gate = reinterpret_cast<const uint16_t*>(shared.gate.data),
-      .gate_input = {static_cast<const uint16_t*>(packed.raw()), packed.row_stride()},
-      .gate_cols = static_cast<int>(shared.gate.cols())};
-  launch_rows(stream, shared_kernel<kFewThreads>, shared_kernel<kMostThreads>, args, x);
+  const auto run = [&]<typename Y>(ExpertArguments<Y> rows) {
+    const SharedArguments<Y> args{
+        .sum = sum_arguments(stream, workspace, x, norms, inputs),
+        .experts = rows,
+        .shared = rows_of<const float>(shared.rows),
+        .gate = reinterpret_cast<const uint16_t*>(shared.gate.data),
+        .gate_input = {static_cast<const uint16_t*>(packed.raw()), packed.row_stride()},
+        .gate_cols = static_cast<int>(shared.gate.cols())};
+    launch_rows(stream, shared_kernel<kFewThreads, Y>, shared_kernel<kMostThreads, Y>, args, x);
+  };
+  if (experts.rows.dtype() == DType::kBF16) {
+    run(expert_arguments<uint16_t>(experts));
+  } else {
+    run(expert_arguments<float>(experts));
+  }
   stream.cuda().finish_op("add_experts");
 }
 
 bool can_add_dense_and_experts(Stream&, const ExpertRows& experts, const NormedBranches& halves,
                                const ResidualBranch& branch, const TensorView& x) {
-  return x.dim(0) < kManyTokens && can_sum(experts, x) && rows_are_aligned(branch.y) &&
-         aligned_weights(branch.norm) && aligned_weights(halves.dense_norm) &&
-         aligned_weights(halves.experts_norm);
+  return x.dim(0) < kManyTokens && can_sum(experts, x) && experts.rows.dtype() == DType::kF32 &&
+         rows_are_aligned(branch.y) && aligned_weights(branch.norm) &&
+         aligned_weights(halves.dense_norm) && aligned_weights(halves.experts_norm);
 }
 
 void add_dense_and_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts,
@@ -331,7 +341,7 @@ void add_dense_and_experts(Stream& stream, Workspace& workspace, const ExpertRow
                            const TensorView& x, std::span<const InputNorm> norms,
                            std::span<LinearInput> inputs) {
   const DenseArguments args{.sum = sum_arguments(stream, workspace, x, norms, inputs),
-                            .experts = expert_arguments(experts),
+                            .experts = expert_arguments<float>(experts),
                             .dense = rows_of<const float>(branch.y),
                             .dense_norm = weights_of(halves.dense_norm),
                             .experts_norm = weights_of(halves.experts_norm),
