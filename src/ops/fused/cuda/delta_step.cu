@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kStepThreads, 1)
     norm[of_part] = args.norm[of_part];
   }
   float products[2] = {};  // b, a
+#pragma unroll 1
   for (int c = 4 * threadIdx.x; c < args.cols; c += 4 * kStepThreads) {
     const uint2 x = *reinterpret_cast<const uint2*>(args.x[token] + c);
 #pragma unroll
