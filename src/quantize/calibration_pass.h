@@ -35,6 +35,11 @@ class CalibrationPass {
 
   struct Enough {};
 
+  // Sequences that run side by side, and the room for keys and values that they get.
+  static int64_t batch_size(int64_t sequences, int64_t length, Device device);
+  static CacheOptions cache_options(const Model& model, int64_t sequences, int64_t length,
+                                    Device device, ActivationPrecision precision);
+
   // Fills the hidden states with the embedding of the tokens.
   void embed();
   // The layer's inputs stay as they are.
@@ -42,6 +47,9 @@ class CalibrationPass {
   // The same of the first `num_batches` of the batches it works in. An observer that has seen all
   // that it wants of a batch may throw Enough.
   void observe_layer(int64_t layer, StepContext::ProductObserver& observer, size_t num_batches);
+  // One of them.
+  void observe_batch(int64_t layer, StepContext::ProductObserver& observer, size_t batch);
+  size_t num_batches() const { return batches_.size(); }
   // Replaces the layer's inputs by its outputs.
   void run_layer(int64_t layer);
 
