@@ -54,6 +54,7 @@ __device__ __forceinline__ void sort_choices(const ExpertArguments<Y>& args, int
   const int choice = threadIdx.x;
   const int own = choice < args.k ? args.places[token * args.k + choice] : INT32_MAX;
   int rank = 0;
+#pragma unroll 2
   for (int other = 0; other < args.k; ++other) {
     rank += __shfl_sync(0xffffffffu, own, other) < own;
   }
@@ -161,6 +162,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const float4 gain = gain_of(sum.input_norms[0], i, sum.width);
   if (threadIdx.x < kWarp) sort_choices(args.experts, token, choices);
   float gate = 0;
+#pragma unroll 1
   for (int c = 8 * threadIdx.x; c < args.gate_cols; c += 8 * blockDim.x) {
     const uint4 w = *reinterpret_cast<const uint4*>(args.gate + c);
     const uint4 v = *reinterpret_cast<const uint4*>(args.gate_input[token] + c);

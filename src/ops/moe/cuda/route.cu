@@ -31,14 +31,13 @@ template <int kPerLane>
 __device__ __forceinline__ int route_token(const RouterArguments& args, int64_t token, int lane,
                                            ChoiceRoom& room) {
   const float* logits = args.logits[token];
-  WarpTopK<kPerLane> all;
-  all.load(logits, args.num_experts, lane);
-  const Choice own = all.choose(args.k, lane, room);
+  const Choice own = WarpTopK<kPerLane>(logits, args.num_experts, lane).choose(args.k, room);
   const float largest = __shfl_sync(0xffffffffu, own.logit, 0);
   float sum = 0;
   if (args.over_chosen) {
     sum = lane < args.k ? expf(own.logit - largest) : 0;
   } else {
+#pragma unroll 1
     for (int i = lane; i < args.num_experts; i += kWarp) sum += expf(logits[i] - largest);
   }
   sum = warp_sum(sum);
@@ -73,6 +72,7 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp, 1)
   __shared__ int totals[kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int warps = blockDim.x / kWarp;
+#pragma unroll 1
   for (int i = threadIdx.x; i < kMasks * kMaxRouteExperts; i += blockDim.x) masks[0][i] = 0;
   wait_for_inputs();
   __syncthreads();

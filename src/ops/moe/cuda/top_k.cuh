@@ -11,35 +11,46 @@ struct Choice {
 
 // Shared memory of a warp that chooses.
 struct ChoiceRoom {
+  uint4 bests[kWarp / 4];
   uint64_t candidates[kWarp];
   uint64_t chosen[kWarp];
 };
 
-// The largest of up to kPerLane · 32 logits by a whole warp: descending, NaN last, of equal ones
-// the lower index first.
+// The k largest of up to kPerLane · 32 logits by a whole warp: descending, NaN last, of equal ones
+// the lower index first. The code is short: a kernel that chooses runs once, and fetching its
+// instructions takes the time.
 template <int kPerLane>
 class WarpTopK {
  public:
-  __device__ void load(const float* logits, int count, int lane) {
+  __device__ WarpTopK(const float* logits, int count, int lane)
+      : logits_(logits), count_(count), lane_(lane) {
+    float values[kPerLane];
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
-      const int i = j * kWarp + lane;
-      keys_[j] = i < count ? key_of(logits[i]) : kTaken;
+      values[j] = j * kWarp + lane < count ? logits[j * kWarp + lane] : 0;
     }
-    find_own_best();
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      keys_[j] = j * kWarp + lane < count ? key_of(values[j]) : kNone;
+    }
   }
 
   // Choice i for lane i < k; k: at most 32 and at most as many as there are logits. The k-th
   // largest of the lanes' own bests is a bound that seldom leaves more than 32 candidates, whose
   // ranks are then counted.
-  __device__ Choice choose(int k, int lane, ChoiceRoom& room) {
-    int greater = 0;
+  __device__ Choice choose(int k, ChoiceRoom& room) const {
+    unsigned best = keys_[0];
 #pragma unroll
-    for (int other = 0; other < kWarp; ++other) {
-      greater += __shfl_sync(0xffffffffu, best_, other) > best_;
+    for (int j = 1; j < kPerLane; ++j) best = max(best, keys_[j]);
+    reinterpret_cast<unsigned*>(room.bests)[lane_] = best;
+    __syncwarp();
+    int greater = 0;
+#pragma unroll 2
+    for (int i = 0; i < kWarp / 4; ++i) {
+      const uint4 others = room.bests[i];
+      greater += (others.x > best) + (others.y > best) + (others.z > best) + (others.w > best);
     }
-    const unsigned bound =
-        max(__reduce_min_sync(0xffffffffu, greater < k ? best_ : ~0u), kTaken + 1);
+    const unsigned bound = max(__reduce_min_sync(0xffffffffu, greater < k ? best : ~0u), kNone + 1);
     int own = 0;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) own += keys_[j] >= bound;
@@ -47,36 +58,40 @@ class WarpTopK {
 #pragma unroll
     for (int distance = 1; distance < kWarp; distance *= 2) {
       const int other = __shfl_up_sync(0xffffffffu, through, distance);
-      if (lane >= distance) through += other;
+      if (lane_ >= distance) through += other;
     }
     const int candidates = __shfl_sync(0xffffffffu, through, kWarp - 1);
-    if (candidates > kWarp) return choose_in_turn(k, lane);
-    int at = through - own;
+    uint64_t choice = 0;
+    if (candidates > kWarp) {
+      choice = choose_in_turn(k);
+    } else {
+      uint64_t* to = room.candidates + through - own;
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) {
-      if (keys_[j] >= bound) room.candidates[at++] = packed(keys_[j], j * kWarp + lane);
+      for (int j = 0; j < kPerLane; ++j) {
+        if (keys_[j] >= bound) *to++ = packed(keys_[j], j * kWarp + lane_);
+      }
+      __syncwarp();
+      const uint64_t mine = lane_ < candidates ? room.candidates[lane_] : 0;
+      int rank = 0;
+#pragma unroll 2
+      for (int i = 0; i < candidates; ++i) rank += room.candidates[i] > mine;
+      if (lane_ < candidates && rank < k) room.chosen[rank] = mine;
+      __syncwarp();
+      if (lane_ < k) choice = room.chosen[lane_];
     }
-    __syncwarp();
-    const uint64_t mine = lane < candidates ? room.candidates[lane] : 0;
-    int rank = 0;
-#pragma unroll 4
-    for (int i = 0; i < candidates; ++i) rank += room.candidates[i] > mine;
-    if (lane < candidates && rank < k) room.chosen[rank] = mine;
-    __syncwarp();
-    const uint64_t choice = lane < k ? room.chosen[lane] : 0;
     __syncwarp();  // the room is free
     return {static_cast<int>(~static_cast<unsigned>(choice)),
             value_of(static_cast<unsigned>(choice >> 32))};
   }
 
  private:
-  static constexpr unsigned kTaken = 0, kNan = 1, kSign = 0x80000000u;
+  static constexpr unsigned kNone = 0, kNan = 1, kSign = 0x80000000u;
 
   // Unsigned numbers in the order of the logits.
   __device__ static unsigned key_of(float x) {
-    if (isnan(x)) return kNan;
     const unsigned bits = __float_as_uint(x + 0.0f);  // −0 becomes 0
-    return bits & kSign ? ~bits : bits | kSign;
+    const unsigned key = bits & kSign ? ~bits : bits | kSign;
+    return isnan(x) ? kNan : key;
   }
   __device__ static float value_of(unsigned key) {
     if (key == kNan) return __uint_as_float(0x7fffffffu);
@@ -86,35 +101,29 @@ class WarpTopK {
     return uint64_t{key} << 32 | ~static_cast<unsigned>(index);
   }
 
-  // One after another.
-  __device__ Choice choose_in_turn(int k, int lane) {
-    Choice own{};
+  // One after another, each the largest that is below the one before.
+  __device__ uint64_t choose_in_turn(int k) const {
+    uint64_t own = 0, last = ~uint64_t{0};
 #pragma unroll 1
     for (int i = 0; i < k; ++i) {
-      const unsigned best = __reduce_max_sync(0xffffffffu, best_);
-      unsigned first = ~0u;  // of this lane's that are equal to it
-#pragma unroll
-      for (int j = kPerLane - 1; j >= 0; --j) {
-        first = keys_[j] == best ? static_cast<unsigned>(j * kWarp + lane) : first;
+      uint64_t best = 0;
+#pragma unroll 1
+      for (int index = lane_; index < count_; index += kWarp) {
+        const uint64_t one = packed(key_of(logits_[index]), index);
+        if (one < last && one > best) best = one;
       }
-      const unsigned index = __reduce_min_sync(0xffffffffu, first);
-      if (i == lane) own = {static_cast<int>(index), value_of(best)};
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) {
-        keys_[j] = static_cast<unsigned>(j * kWarp + lane) == index ? kTaken : keys_[j];
-      }
-      find_own_best();
+      const unsigned high = __reduce_max_sync(0xffffffffu, static_cast<unsigned>(best >> 32));
+      const unsigned low = __reduce_max_sync(
+          0xffffffffu, static_cast<unsigned>(best >> 32) == high ? static_cast<unsigned>(best) : 0);
+      last = uint64_t{high} << 32 | low;
+      if (i == lane_) own = last;
     }
     return own;
   }
-  __device__ void find_own_best() {
-    best_ = keys_[0];
-#pragma unroll
-    for (int j = 1; j < kPerLane; ++j) best_ = max(best_, keys_[j]);
-  }
 
+  const float* logits_;
+  int count_, lane_;
   unsigned keys_[kPerLane];
-  unsigned best_;  // of this lane
 };
 
 }  // namespace braid::cuda
