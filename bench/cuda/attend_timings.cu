@@ -1,6 +1,6 @@
 // Attention of one token a sequence where it stands in a layer: products of queries, keys and
-// values, attend_heads(), the product of the output, as CUDA graphs of several layers with memory of
-// their own. The time of attention is that of the chain less that of the two products alone.
+// values, attend_heads(), the product of the output, as CUDA graphs of several layers with memory
+// of their own. The time of attention is that of the chain less that of the two products alone.
 //
 //   attend_timings [model]... [--batches N,N] [--contexts N,N]
 
@@ -41,7 +41,8 @@ namespace {
 
 constexpr Device kDevice{DeviceKind::kCuda, 0};
 constexpr int64_t kPage = 32;
-constexpr size_t kWeightBytes = size_t{2} << 30, kCacheBytes = size_t{12} << 30, kInputBytes = 16 << 20;
+constexpr size_t kWeightBytes = size_t{2} << 30, kCacheBytes = size_t{12} << 30,
+                 kInputBytes = 16 << 20;
 
 __global__ void fill_bits(uint32_t* p, int64_t n, uint32_t mask, uint32_t set) {
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < n; i += gridDim.x * 256ll) {
@@ -201,7 +202,8 @@ class Bench {
         };
         const int64_t after_q = (m.gated ? 2 : 1) * width;
         const TensorView q = part(0, m.heads), k = part(after_q, m.kv_heads);
-        const TensorView v = m.values_from_keys ? k : part(after_q + m.kv_heads * m.dim, m.kv_heads);
+        const TensorView v =
+            m.values_from_keys ? k : part(after_q + m.kv_heads * m.dim, m.kv_heads);
         const auto done = attend_heads(stream_, workspace_,
                                        {q, k, v, heads, attention_options, sequences, kv}, true);
         fused = done.has_value();
@@ -246,10 +248,13 @@ class Bench {
     }
     double released = 1e30;
     for (int b : blocks) released = std::min(released, at(b, 3, 0));
-    static const char* const kNames[] = {"begin", "loads sent", "at wait", "inputs there", "heads",
-                                         "tiles", "pushed", "all there", "end"};
-    std::printf("  %zu blocks; ns since the first saw its inputs: least, median, most; cycles since"
-                " the stage before, median\n", blocks.size());
+    static const char* const kNames[] = {"begin",        "loads sent", "at wait",
+                                         "inputs there", "heads",      "tiles",
+                                         "pushed",       "all there",  "end"};
+    std::printf(
+        "  %zu blocks; ns since the first saw its inputs: least, median, most; cycles since"
+        " the stage before, median\n",
+        blocks.size());
     for (int stage = 0; stage < 9; ++stage) {
       std::vector<double> times, cycles;
       for (int b : blocks) {
@@ -267,8 +272,7 @@ class Bench {
   ThreadPool pool_;
   Stream stream_;
   Workspace workspace_{size_t{1} << 30, kDevice};
-  Buffer weights_{kWeightBytes, kDevice}, caches_{kCacheBytes, kDevice},
-      x_{kInputBytes, kDevice};
+  Buffer weights_{kWeightBytes, kDevice}, caches_{kCacheBytes, kDevice}, x_{kInputBytes, kDevice};
   cudaEvent_t start_, end_;
 };
 
@@ -296,7 +300,8 @@ int main(int argc, char** argv) {
   }
   braid::Bench bench;
   for (const braid::Model& m : braid::kModels) {
-    if (!models.empty() && std::find(models.begin(), models.end(), m.name) == models.end()) continue;
+    if (!models.empty() && std::find(models.begin(), models.end(), m.name) == models.end())
+      continue;
     for (const int64_t batch : batches) {
       for (const int64_t context : contexts) bench.measure(m, batch, context);
     }

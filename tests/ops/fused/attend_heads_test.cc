@@ -3,93 +3,24 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
+#include "ops/fused/twin_stores.h"
 #include "ops/op_test.h"
 #include "tensor/cuda/stream_state.h"
 
 namespace braid {
 namespace {
 
-constexpr int64_t kMostAttendedKeys = 2048;
+constexpr int64_t kMostAttendedKeys = 8192;
 
 struct Case {
   int64_t head_dim = 256, kv_heads = 2, group = 2, window = 0;
   std::vector<int64_t> positions;  // of the new rows
   bool stores = true, values_from_keys = false, rounded = false;
   DType dtype = DType::kBF16;
-  bool too_long = false;  // for the one pass
-};
-
-// A store with random contents, and a copy of it.
-struct Stores {
-  Stores(DType dtype, const Shape& shape, Device device, Random& random) {
-    const Shape scale_shape{shape[0], shape[1], shape[2]};
-    for (Tensor* tensor : {&keys, &values, &other_keys, &other_values}) {
-      *tensor = Tensor(dtype, shape, device);
-    }
-    if (dtype == DType::kI8) {
-      for (Tensor* tensor : {&key_scales, &value_scales, &other_key_scales, &other_value_scales}) {
-        *tensor = Tensor(DType::kF32, scale_shape, device);
-      }
-    }
-    fill(keys, key_scales, random);
-    fill(values, value_scales, random);
-    copy(keys, other_keys);
-    copy(values, other_values);
-    if (dtype != DType::kI8) return;
-    copy(key_scales, other_key_scales);
-    copy(value_scales, other_value_scales);
-  }
-  PagedKv cache() const {
-    return {keys.view(), values.view(), key_scales.view(), value_scales.view()};
-  }
-  PagedKv other() const {
-    return {other_keys.view(), other_values.view(), other_key_scales.view(),
-            other_value_scales.view()};
-  }
-  bool are_equal() const {
-    const auto same = [](const Tensor& a, const Tensor& b) {
-      const int64_t bytes = a.shape().num_elements() * dtype_bytes(a.dtype());
-      return std::memcmp(a.view().raw(), b.view().raw(), bytes) == 0;
-    };
-    return same(keys, other_keys) && same(values, other_values) &&
-           (keys.dtype() != DType::kI8 ||
-            (same(key_scales, other_key_scales) && same(value_scales, other_value_scales)));
-  }
-  double largest_key() const { return largest(keys, key_scales); }
-  double largest_value() const { return largest(values, value_scales); }
-
-  Tensor keys, values, key_scales, value_scales;
-  Tensor other_keys, other_values, other_key_scales, other_value_scales;
-
- private:
-  static void fill(Tensor& tensor, Tensor& scales, Random& random) {
-    if (tensor.dtype() == DType::kBF16) {
-      for (BFloat16& x : tensor.view().span<BFloat16>()) x = to_bfloat16(random.normal());
-      return;
-    }
-    for (int8_t& x : tensor.view().span<int8_t>()) {
-      x = static_cast<int8_t>(random.integer(-127, 127));
-    }
-    for (float& x : scales.view().span<float>()) x = random.uniform(0.005f, 0.03f);
-  }
-  static void copy(const Tensor& from, Tensor& to) {
-    std::memcpy(to.view().raw(), from.view().raw(),
-                from.shape().num_elements() * dtype_bytes(from.dtype()));
-  }
-  static double largest(const Tensor& tensor, const Tensor& scales) {
-    double largest = 0;
-    if (tensor.dtype() == DType::kBF16) {
-      for (const BFloat16 x : tensor.view().span<BFloat16>()) {
-        largest = std::max(largest, std::fabs(double{to_float(x)}));
-      }
-      return largest;
-    }
-    for (const float x : scales.view().span<float>()) largest = std::max(largest, 127.0 * x);
-    return largest;
-  }
+  int64_t pairs = 0;      // 0: some
+  bool declined = false;  // by contract, on every device
 };
 
 class AttendHeadsTest : public OpTest {
@@ -132,7 +63,8 @@ class AttendHeadsTest : public OpTest {
       for (int32_t& page : pages[i]) page = order[next++];
       sequences.push_back({static_cast<int64_t>(i), 1, c.positions[i], pages[i]});
     }
-    const Stores stores(c.dtype, {num_pages, c.kv_heads, kPageTokens, c.head_dim}, device, random);
+    const TwinStores stores(c.dtype, {num_pages, c.kv_heads, kPageTokens, c.head_dim}, device,
+                            random);
     double largest_value = stores.largest_value(), largest_key = stores.largest_key();
 
     PaddedTensor q({tokens, heads, c.head_dim}, 4), k({tokens, c.kv_heads, c.head_dim}, 4);
@@ -146,7 +78,7 @@ class AttendHeadsTest : public OpTest {
     other_q.copy_from(q);
     other_k.copy_from(k);
     other_v.copy_from(v);
-    const int64_t pairs = random.pick({c.head_dim / 2, c.head_dim / 4});
+    const int64_t pairs = c.pairs > 0 ? c.pairs : random.pick({c.head_dim / 2, c.head_dim / 4});
     PaddedTensor cos({tokens, pairs}, 0), sin({tokens, pairs}, 0);
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t i = 0; i < pairs; ++i) {
@@ -172,7 +104,7 @@ class AttendHeadsTest : public OpTest {
                                     c.stores ? (c.values_from_keys ? k.view() : v.view()) : none,
                                     options, attention_options, sequences, cache},
                                    c.rounded);
-    ASSERT_EQ(done.has_value(), on_cuda() && stream.cuda().overlaps_kernels() && !c.too_long);
+    ASSERT_EQ(done.has_value(), on_cuda() && stream.cuda().overlaps_kernels() && !c.declined);
     if (!done) return;
 
     if (c.stores) {
@@ -262,13 +194,18 @@ TEST_P(AttendHeadsTest, ManySequencesOfWideHeads) {
   }
 }
 
+TEST_P(AttendHeadsTest, PairsAreTurnedByFours) {
+  check({.positions = {3, 40}, .pairs = 30, .declined = true});
+  check({.positions = {3, 40}, .pairs = 28});
+}
+
 // The tables of one row's pages hold a power of two of them.
 TEST_P(AttendHeadsTest, MostKeys) {
   static_assert(std::has_single_bit(static_cast<uint64_t>(kMostAttendedKeys / kPageTokens)));
   for (const int64_t past : {0, 1}) {
     const int64_t position = kMostAttendedKeys - 1 + past;
     const auto dtype = random.pick({DType::kBF16, DType::kI8});
-    check({.kv_heads = 1, .positions = {position}, .dtype = dtype, .too_long = past > 0});
+    check({.kv_heads = 1, .positions = {position}, .dtype = dtype, .declined = past > 0});
     if (HasFatalFailure()) return;
     check({.kv_heads = 1, .window = 512, .positions = {position}, .dtype = dtype});
     if (HasFatalFailure()) return;

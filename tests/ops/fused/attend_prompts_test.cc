@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "ops/fused/attend_heads.h"
+#include "ops/fused/twin_stores.h"
 #include "ops/op_test.h"
 
 namespace braid {
@@ -12,34 +13,11 @@ class AttendPromptsTest : public OpTest {
  protected:
   static constexpr int64_t kPageTokens = 16;
 
-  struct Cache {
-    Cache(const Shape& shape, Random& random)
-        : keys(DType::kBF16, shape, op_test_device), values(DType::kBF16, shape, op_test_device) {
-      for (Tensor* store : {&keys, &values}) {
-        for (BFloat16& x : store->view().span<BFloat16>()) x = to_bfloat16(random.normal());
-      }
-    }
-    void copy_from(const Cache& other) {
-      std::ranges::copy(other.keys.view().span<BFloat16>(), keys.data<BFloat16>());
-      std::ranges::copy(other.values.view().span<BFloat16>(), values.data<BFloat16>());
-    }
-    PagedKv kv() const { return {keys.view(), values.view(), {}, {}}; }
-
-    Tensor keys, values;
-  };
-
-  static void expect_same(const Tensor& a, const Tensor& b) {
-    const auto x = a.view().span<BFloat16>(), y = b.view().span<BFloat16>();
-    EXPECT_TRUE(std::equal(x.begin(), x.end(), y.begin(), [](BFloat16 one, BFloat16 other) {
-      return std::bit_cast<uint16_t>(one) == std::bit_cast<uint16_t>(other);
-    }));
-  }
-
-  void check(int64_t head_dim, int64_t window, bool stores, bool values_from_keys) {
+  void check(DType dtype, int64_t head_dim, int64_t window, bool stores, bool values_from_keys) {
     const int64_t kv_heads = random.integer(1, 4), group = random.pick<int64_t>({1, 2, 5, 16});
     const int64_t heads = kv_heads * group;
-    SCOPED_TRACE(fmt::format("head {}, {} x {} heads, window {}, {}{}", head_dim, kv_heads, group,
-                             window, stores ? "" : "borrowed ",
+    SCOPED_TRACE(fmt::format("{}, head {}, {} x {} heads, window {}, {}{}", dtype_name(dtype),
+                             head_dim, kv_heads, group, window, stores ? "" : "borrowed ",
                              values_from_keys ? "values from keys" : ""));
     Workspace::Scope scope(workspace);
     struct Part {
@@ -65,9 +43,8 @@ class AttendPromptsTest : public OpTest {
       sequences.push_back({tokens, parts[i].rows, parts[i].position, pages[i]});
       tokens += parts[i].rows;
     }
-    const Shape store{num_pages, kv_heads, kPageTokens, head_dim};
-    Cache cache(store, random), other(store, random);
-    other.copy_from(cache);
+    const TwinStores twins(dtype, {num_pages, kv_heads, kPageTokens, head_dim}, device, random);
+    const PagedKv cache = twins.cache(), other = twins.other();
     const Shape q_shape{tokens, heads, head_dim}, k_shape{tokens, kv_heads, head_dim};
     PaddedTensor q(q_shape, 4), k(k_shape, 4), v(k_shape, 4);
     for (PaddedTensor* x : {&q, &k, &v}) x->fill_normal(random);
@@ -99,21 +76,19 @@ class AttendPromptsTest : public OpTest {
     const auto done = attend_heads(stream, workspace,
                                    {q.view(), stores ? k.view() : none,
                                     stores ? (values_from_keys ? k.view() : v.view()) : none,
-                                    options, attention_options, sequences, cache.kv()},
+                                    options, attention_options, sequences, cache},
                                    true);
     ASSERT_EQ(done.has_value(), on_cuda());
     if (!done) return;
     if (stores) {
       prepare_heads(stream, workspace, other_q, other_k,
-                    values_from_keys ? other_k.view() : other_v.view(), options, sequences,
-                    other.kv());
+                    values_from_keys ? other_k.view() : other_v.view(), options, sequences, other);
     } else {
       prepare_queries(stream, other_q, options);
     }
     PaddedTensor expected(q_shape, 0);
-    attention(stream, workspace, other_q, other.kv(), sequences, attention_options, expected);
-    expect_same(cache.keys, other.keys);
-    expect_same(cache.values, other.values);
+    attention(stream, workspace, other_q, other, sequences, attention_options, expected);
+    EXPECT_TRUE(twins.are_equal()) << "the cache";
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t i = 0; i < heads * head_dim; ++i) {
         ASSERT_EQ(std::bit_cast<uint16_t>(done->packed.row<BFloat16>(t)[i]),
@@ -126,10 +101,12 @@ class AttendPromptsTest : public OpTest {
 };
 
 TEST_P(AttendPromptsTest, GiveTheBitsOfTheOpsInTurn) {
-  for (const int64_t head_dim : {256, 512}) {
-    for (const int64_t window : {0, 30, 64, 100}) {
-      check(head_dim, window, random.integer(0, 3) > 0, random.integer(0, 1) == 1);
-      if (HasFatalFailure()) return;
+  for (const DType dtype : {DType::kBF16, DType::kI8}) {
+    for (const int64_t head_dim : {256, 512}) {
+      for (const int64_t window : {0, 30, 64, 100}) {
+        check(dtype, head_dim, window, random.integer(0, 3) > 0, random.integer(0, 1) == 1);
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }

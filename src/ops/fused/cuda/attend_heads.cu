@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMostQueries = 16;  // heads that share a KV head
 constexpr int kMostSplits = 16;
-constexpr int64_t kMostAttendedKeys = 2048;
+constexpr int64_t kMostAttendedKeys = 8192;
 constexpr int kGroup = 8;  // keys that lie in one page
 
 struct Arguments {
@@ -33,7 +33,7 @@ struct Arguments {
   float scale;  // of scores in powers of 2
   KvTable table;
   int split_shift;  // splits = 1 << split_shift
-  bool rehearses;
+  bool prefetches;
   Rows<float> out;        // null if:
   Rows<uint16_t> packed;  // bfloat16
 };
@@ -78,38 +78,38 @@ template <typename Shape>
 struct Shared {
   static constexpr int kDim = Shape::kDim;
   typename Shape::Shared tile;
-  alignas(16) float scratch[Shape::kWarps][kDim];
-  uint64_t arrived[2];  // in a rehearsal, in earnest: the bytes that follow
+  alignas(16) float q_gains[kDim], k_gains[kDim], cos[kDim / 2], sin[kDim / 2];
+  uint64_t arrived;  // counts the bytes that follow
   // What the blocks of the cluster have made of this one's share of the elements.
   float2 statistics[kMostSplits][Shape::kQueries];  // largest, sum
   alignas(16) float4 sums[];                        // [group][kDim / splits / 4][splits]
 };
 
-// Blocks of so many threads on a multiprocessor, with 128 registers a thread.
-constexpr int blocks_at_once(int threads) { return 512 / threads; }
-
 // Grid: splits (a cluster), KV heads, sequences. Each block prepares the queries, one of a cluster
 // the key and value; then each goes through its share of the keys, and they add up through each
 // other's shared memory. Fetching its instructions is a good part of such a kernel's time, so they
-// are few, and a block may rehearse them while it waits for its inputs.
+// are few.
 template <typename Shape, int kBlocks>
 __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     attend_kernel(const __grid_constant__ Arguments args,
                   const __grid_constant__ PagedRows<typename Shape::Stored> keys,
                   const __grid_constant__ PagedRows<typename Shape::Stored> values) {
   using H = Head<Shape::kDim>;
-  using Stored = typename Shape::Stored;
   constexpr int kDim = Shape::kDim, kThreads = Shape::kThreads, kWarps = Shape::kWarps;
+  constexpr int kKeys = Shape::kKeys;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<Shape>*>(shared_bytes);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int kv_head = blockIdx.y, split = blockIdx.x;
 
   stamp(0);
+  const uint32_t arrived = shared_address(&shared.arrived);
   if (threadIdx.x == 0) {
-    init_barrier(shared_address(&shared.arrived[0]), 1);
-    init_barrier(shared_address(&shared.arrived[1]), 1);
+    init_barrier(arrived, 1);
     publish_barriers();
+    arrive_and_expect(arrived,
+                      args.group * (static_cast<int>(sizeof(float)) * kDim +
+                                    (static_cast<int>(sizeof(float2)) << args.split_shift)));
   }
   __syncwarp();
   announce_to_cluster();
@@ -128,152 +128,171 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   DecodeTile<Shape> tile(shared.tile, keys, values, pages, sequence.num_pages, kv_head, first_seen,
                          end, stores ? position : -1);
   tile.find(begin);
+  tile.find_next(begin + kKeys);
   tile.load_keys(begin);
   tile.load_values(begin);
-  const float* cos = args.cos[token];
-  const float* sin = args.sin[token];
-  const int64_t new_row =
-      owns_new ? keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head) : 0;
-  if (threadIdx.x == 0) {
-    const uint32_t bytes =
-        args.group * ((sizeof(float) * kDim) + (sizeof(float2) << args.split_shift));
-    arrive_and_expect(shared_address(&shared.arrived[0]), bytes);
-    arrive_and_expect(shared_address(&shared.arrived[1]), bytes);
+  {
+    const bool first_half = threadIdx.x < kDim / 4;
+    const int i = first_half ? threadIdx.x : threadIdx.x - kDim / 4;
+    const float* gains = first_half ? args.q_norm : args.k_norm;
+    float* to = (first_half ? shared.q_gains : shared.k_gains) + 4 * i;
+    if (i < kDim / 4) {
+      if (gains != nullptr) {
+        copy16_async(shared_address(to), gains + 4 * i, true);
+      } else {
+        put(to, float4{1, 1, 1, 1});
+      }
+      if (4 * i < args.pairs) {
+        copy16_async(shared_address((first_half ? shared.cos : shared.sin) + 4 * i),
+                     (first_half ? args.cos : args.sin)[token] + 4 * i, true);
+      }
+    }
+    commit_copies();
   }
-  __syncwarp();
+  if (args.prefetches && begin + kKeys < end) tile.prefetch_next(begin + kKeys);
   await_cluster();
   stamp(1);
+  stamp(2);
+  wait_for_inputs();
+  stamp(3);
 
+  // A warp prepares a head at a time: the new key and value, if they are of this block, and the
+  // queries.
+  const auto source_of = [&](int index) {
+    return index >= 2   ? args.q[token] + (kv_head * args.group + index - 2) * kDim
+           : index == 0 ? args.k[token] + kv_head * kDim
+                        : args.v[token] + kv_head * kDim;
+  };
+  const int num_heads = begin < end ? args.group + 2 : 0;
+  int index = warp + (owns_new ? 0 : 2);
+  H ahead;
+  if (index < num_heads) ahead.load(source_of(index), lane);
+  wait_for_copies<0>();
+  __syncthreads();
 #pragma unroll 1
-  for (bool real = !args.rehearses;; real = true) {
-    if (real) {
-      stamp(2);
-      wait_for_inputs();
-      stamp(3);
+  for (; index < num_heads; index += kWarps) {
+    H head = ahead;
+    if (index + kWarps < num_heads) ahead.load(source_of(index + kWarps), lane);
+    const bool is_key = index == 0, is_value = index == 1;
+    if (!is_value || args.normed_values) head.norm(nullptr, args.epsilon, lane);
+    if (!is_value) {
+      head.multiply(is_key ? shared.k_gains : shared.q_gains, lane);
+      head.turn_vectors(shared.cos, shared.sin, args.pairs, args.distance,
+                        shared.tile.scratch[warp], lane);
     }
-    // A warp prepares a head at a time: the new key and value, if they are of this block, and the
-    // queries.
+    if (index >= 2) {
+      head.store(shared.tile.queries + (index - 2) * Shape::kQueryRow, lane);
+      continue;
+    }
+    const int64_t at = keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
+    if constexpr (Shape::kScaled) {
+      const float scale = head.to_codes();
+      if (lane == 0) {
+        shared.tile.new_scales[is_value] = scale;
+        (is_value ? values : keys).scales[at / kDim] = scale;
+      }
+    }
+    head.store(is_value ? shared.tile.new_value : shared.tile.new_key, lane);
+    head.store((is_value ? values.data : keys.data) + at, lane);
+  }
+  __syncthreads();
+  stamp(4);
+
+  int parity = 0;
 #pragma unroll 1
-    for (int head_index = warp + (owns_new ? 0 : 2); begin < end && head_index < args.group + 2;
-         head_index += kWarps) {
-      const bool is_key = head_index == 0, is_value = head_index == 1;
-      const int query = head_index - 2;
-      const float* from = is_key     ? args.k[token] + kv_head * kDim
-                          : is_value ? args.v[token] + kv_head * kDim
-                                     : args.q[token] + (kv_head * args.group + query) * kDim;
-      if (!real) from = cos;  // anything
-      H head;
-      head.load(from, lane, real ? kDim : args.pairs);
-      if (!is_value || args.normed_values) {
-        head.norm(is_key ? args.k_norm : is_value ? nullptr : args.q_norm, args.epsilon, lane);
-      }
-      if (!is_value) {
-        head.turn_vectors(cos, sin, args.pairs, args.distance, shared.scratch[warp], lane);
-      }
-      if (!is_key && !is_value) {
-        head.store(shared.tile.queries + query * Shape::kQueryRow, lane);
-        continue;
-      }
-      const int64_t at = new_row;
-      if constexpr (Shape::kScaled) {
-        const float scale = head.to_codes();
-        if (lane == 0) {
-          shared.tile.new_scales[is_value] = scale;
-          if (real) (is_value ? values : keys).scales[at / kDim] = scale;
-        }
-      }
-      head.store(is_value ? shared.tile.new_value : shared.tile.new_key, lane);
-      if (real) head.store((is_value ? values.data : keys.data) + at, lane);
-    }
+  for (int start = begin; start < end; start += kKeys, parity ^= 1) {
+    const int next = start + kKeys;
+    const bool more = next < end;
+    if (more) tile.advance(next + kKeys);
+    if (owns_new) tile.take_fresh(start);
+    tile.multiply_keys(parity);
+    if (more) tile.load_keys(next);
     __syncthreads();
-    if (real) stamp(4);
+    tile.multiply_values(start, parity, args.scale);
+    if (!more) break;
+    tile.load_values(next);
+    if (args.prefetches && next + kKeys < end) tile.prefetch_next(next + kKeys);
+  }
+  tile.finish();
+  stamp(5);
 
-    tile.begin();
-    int parity = 0;
-#pragma unroll 1
-    for (int start = begin; start < end; start += Shape::kKeys, parity ^= 1) {
-      const int next = start + Shape::kKeys;
-      const bool more = real && next < end;
-      if (more) tile.find(next);
-      if (owns_new) tile.take_fresh(start);
-      tile.multiply_keys(parity);
-      if (more) tile.load_keys(next);
-      __syncthreads();
-      tile.multiply_values(start, parity, args.scale);
-      if (!more) break;
-      tile.load_values(next);
-    }
-    tile.finish();
-    if (real) stamp(5);
-
-    // Each block of the cluster adds up its share of the elements.
-    const uint32_t arrived = shared_address(&shared.arrived[real]);
-    const int splits = 1 << args.split_shift;
-    const int share_shift = Shape::kDimShift - args.split_shift, vector_shift = share_shift - 2;
+  // Each block of the cluster adds up its share of the elements.
+  const int splits = 1 << args.split_shift;
+  const int share_shift = Shape::kDimShift - args.split_shift, vector_shift = share_shift - 2;
 #pragma unroll
-    for (int t = 0; t < Shape::kQueryTiles; ++t) {
+  for (int t = 0; t < Shape::kQueryTiles; ++t) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int query = 8 * t + 2 * tile.q() + i;
-        if (query >= args.group) continue;
+    for (int i = 0; i < 2; ++i) {
+      const int query = 8 * t + 2 * tile.q() + i;
+      if (query >= args.group) continue;
 #pragma unroll
-        for (int n = 0; n < Shape::kValueTiles; n += 2) {
-          const int element = tile.first_element() + 2 * n, owner = element >> share_shift;
-          const int vector = (element & ((1 << share_shift) - 1)) / 4;
-          const int place = (query << vector_shift) + vector;
-          push(shared_address(&shared.sums[(place << args.split_shift) + split]), arrived,
-               owner,
-               float4{tile.weighted[t][n][i], tile.weighted[t][n][2 + i],
-                      tile.weighted[t][n + 1][i], tile.weighted[t][n + 1][2 + i]});
-        }
-      }
-      const int query = 8 * t + tile.g();
-      if (warp == 0 && query < args.group) {
-#pragma unroll 1
-        for (int owner = tile.q(); owner < splits; owner += 4) {
-          push(shared_address(&shared.statistics[split][query]), arrived, owner,
-               float2{tile.largest[t], tile.sum[t]});
-        }
+      for (int n = 0; n < Shape::kValueTiles; n += 2) {
+        const int element = tile.first_element() + 2 * n, owner = element >> share_shift;
+        const int vector = (element & ((1 << share_shift) - 1)) / 4;
+        const int place = (query << vector_shift) + vector;
+        push(shared_address(&shared.sums[(place << args.split_shift) + split]), arrived, owner,
+             float4{tile.weighted[t][n][i], tile.weighted[t][n][2 + i], tile.weighted[t][n + 1][i],
+                    tile.weighted[t][n + 1][2 + i]});
       }
     }
-    if (real) stamp(6);
-    wait_barrier(arrived, 0);
-    if (real) stamp(7);
-    const int parts = args.group * (kDim / 4);  // of the sums, from all splits
+    const int query = 8 * t + tile.g();
+    if (warp == 0 && query < args.group) {
 #pragma unroll 1
-    for (int first = 0; first < parts; first += kThreads) {
-      const bool inside = first + threadIdx.x < parts;
-      const int part = inside ? first + threadIdx.x : 0;
-      const int rank = part & (splits - 1), vector = part >> args.split_shift;
-      const int query = vector >> vector_shift;
-      const int element = (vector & ((1 << vector_shift) - 1)) * 4;
-      const float2 of_rank = shared.statistics[rank][query];
-      float top = of_rank.x;
-#pragma unroll 1
-      for (int d = 1; d < splits; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
-      const float weight = exp2f(of_rank.x - top);
-      float sum = weight * of_rank.y;
-      float4 v = shared.sums[part];
-      v = {v.x * weight, v.y * weight, v.z * weight, v.w * weight};
-#pragma unroll 1
-      for (int d = 1; d < splits; d *= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, d);
-        v.x += __shfl_xor_sync(0xffffffffu, v.x, d);
-        v.y += __shfl_xor_sync(0xffffffffu, v.y, d);
-        v.z += __shfl_xor_sync(0xffffffffu, v.z, d);
-        v.w += __shfl_xor_sync(0xffffffffu, v.w, d);
-      }
-      if (!real || !inside || rank != 0) continue;
-      const float factor = __fdividef(1, sum);
-      v = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
-      const int at = (kv_head * args.group + query) * kDim + (split << share_shift) + element;
-      if (args.out.data != nullptr) {
-        put(args.out[token] + at, v);
-      } else {
-        store_rounded(args.packed[token], at, v);
+      for (int owner = tile.q(); owner < splits; owner += 4) {
+        push(shared_address(&shared.statistics[split][query]), arrived, owner,
+             float2{tile.largest[t], tile.sum[t]});
       }
     }
-    if (real) break;
+  }
+  stamp(6);
+  wait_barrier(arrived, 0);
+  stamp(7);
+  // Four lanes add up four elements of a query, each every fourth split.
+  constexpr int kLanes = 4, kEach = kMostSplits / kLanes;
+  const int num_places = args.group << vector_shift;
+#pragma unroll 1
+  for (int first = 0; first < num_places * kLanes; first += kThreads) {
+    const int place = min((first + static_cast<int>(threadIdx.x)) / kLanes, num_places - 1);
+    const int query = place >> vector_shift, rank = lane % kLanes;
+    float2 parts[kEach];
+    float top = -INFINITY, sum = 0;
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+      const int of = n * kLanes + rank;
+      parts[n] = of < splits ? shared.statistics[of][query] : float2{-INFINITY, 0};
+      top = fmaxf(top, parts[n].x);
+    }
+#pragma unroll
+    for (int d = 1; d < kLanes; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
+    float4 v{};
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+      const int of = n * kLanes + rank;
+      if (of >= splits) continue;
+      const float weight = exp2f(parts[n].x - top);
+      const float4 x = shared.sums[(place << args.split_shift) + of];
+      sum = fmaf(weight, parts[n].y, sum);
+      v = {fmaf(weight, x.x, v.x), fmaf(weight, x.y, v.y), fmaf(weight, x.z, v.z),
+           fmaf(weight, x.w, v.w)};
+    }
+#pragma unroll
+    for (int d = 1; d < kLanes; d *= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, d);
+      v.x += __shfl_xor_sync(0xffffffffu, v.x, d);
+      v.y += __shfl_xor_sync(0xffffffffu, v.y, d);
+      v.z += __shfl_xor_sync(0xffffffffu, v.z, d);
+      v.w += __shfl_xor_sync(0xffffffffu, v.w, d);
+    }
+    if (rank != 0 || first + static_cast<int>(threadIdx.x) >= num_places * kLanes) continue;
+    const float factor = __fdividef(1, sum);
+    v = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+    const int element = (place & ((1 << vector_shift) - 1)) * 4;
+    const int at = (kv_head * args.group + query) * kDim + (split << share_shift) + element;
+    if (args.out.data != nullptr) {
+      put(args.out[token] + at, v);
+    } else {
+      store_rounded(args.packed[token], at, v);
+    }
   }
   stamp(8);
 }
@@ -315,7 +334,9 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
   if (call.attention.window > 0) most_keys = std::min(most_keys, call.attention.window);
   static const char* const most = getenv("BRAID_ATTEND_MOST");
   if (most_keys > (most ? atoi(most) : kMostAttendedKeys)) return false;
-  auto* kernel = attend_kernel<Shape, blocks_at_once(Shape::kThreads)>;
+  static const bool dense = getenv("BRAID_ATTEND_DENSE") != nullptr;
+  auto* kernel = dense ? attend_kernel<Shape, 640 / Shape::kThreads>
+                       : attend_kernel<Shape, 512 / Shape::kThreads>;
   const auto bytes_of = [](int group) {
     return sizeof(Shared<Shape>) + static_cast<size_t>(group) * kDim * sizeof(float);
   };
@@ -336,14 +357,14 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
   }
   const Rooms& rooms = found->second;
   static const char* const wanted = getenv("BRAID_ATTEND_SPLITS");
-  int splits = wanted ? atoi(wanted) : 8;
+  int splits = wanted ? atoi(wanted) : kMostSplits;
   while (splits > 1 &&
          (splits / 2 * Shape::kKeys >= most_keys || kv_heads * sequences > rooms[splits])) {
     splits /= 2;
   }
   args.split_shift = std::countr_zero(static_cast<unsigned>(splits));
-  static const char* const rehearses = getenv("BRAID_ATTEND_REHEARSE");
-  args.rehearses = rehearses && atoi(rehearses) > 0;
+  static const char* const prefetches = getenv("BRAID_ATTEND_PREFETCH");
+  args.prefetches = prefetches && atoi(prefetches) > 0;
 
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;

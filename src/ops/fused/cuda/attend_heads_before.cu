@@ -72,8 +72,9 @@ struct Shared {
 // other's shared memory.
 template <typename Shape, int kBlocks>
 __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
-    attend_before_kernel(const __grid_constant__ Arguments args, PagedRows<typename Shape::Stored> keys,
-                  PagedRows<typename Shape::Stored> values) {
+    attend_before_kernel(const __grid_constant__ Arguments args,
+                         PagedRows<typename Shape::Stored> keys,
+                         PagedRows<typename Shape::Stored> values) {
   constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys, kThreads = Shape::kThreads;
   constexpr int kWarps = kThreads / kWarp, kChunks = kDim / 8;
   static_assert(Shape::kRowWarps == 1 && kWarps == 4);
@@ -384,7 +385,7 @@ void read_stamps_before(unsigned long long* to) {
 }
 #endif
 std::optional<LinearInput> attend_heads_before(Stream& stream, Workspace& workspace,
-                                        const AttendHeadsCall& call, bool rounded) {
+                                               const AttendHeadsCall& call, bool rounded) {
   const int group = static_cast<int>(call.q.dim(1) / call.cache.num_kv_heads());
   const bool stores = !call.k.empty();
   if (stream.cuda().deterministic() || !stream.cuda().overlaps_kernels() ||

@@ -58,7 +58,10 @@ struct DecodeShape {
 
   struct Shared {
     alignas(16) __nv_bfloat16 queries[kQueries * kQueryRow];
-    alignas(16) float scores[2][kParts][kQueries][kScoreRow];
+    union {
+      alignas(16) float scores[2][kParts][kQueries][kScoreRow];
+      alignas(16) float scratch[kWarps][kDim];  // of those who prepare the queries
+    };
     alignas(16) float scales[kScaled ? 2 : 1][2][kScaled ? kKeys : 1];  // of keys, of values
     alignas(16) Stored new_key[kDim], new_value[kDim];
     float new_scales[2];
@@ -74,10 +77,10 @@ class DecodeTile {
   static constexpr int kDim = Shape::kDim, kQueryTiles = Shape::kQueryTiles;
 
   // What a lane has of the running softmax of query 8·t + g: exponents are of 2; sum: of its keys.
-  float largest[kQueryTiles], sum[kQueryTiles];
+  float largest[kQueryTiles], sum[kQueryTiles] = {};
   // And of the weighted values of queries 8·t + 2·q and the next: elements first_element() + 2·i
   // ([0] and [1]) and the next ([2] and [3]).
-  float weighted[kQueryTiles][Shape::kValueTiles][4];
+  float weighted[kQueryTiles][Shape::kValueTiles][4] = {};
 
   // The new key and value, if one of this block's, are not in the store yet: fresh is its position.
   __device__ DecodeTile(Shared& shared, const PagedRows<Stored>& keys,
@@ -91,7 +94,10 @@ class DecodeTile {
         kv_head_(kv_head),
         first_seen_(first_seen),
         end_(end),
-        fresh_(fresh) {}
+        fresh_(fresh) {
+#pragma unroll
+    for (float& x : largest) x = -INFINITY;
+  }
 
   __device__ static int warp() { return threadIdx.x / kWarp; }
   __device__ static int lane() { return threadIdx.x % kWarp; }
@@ -99,26 +105,25 @@ class DecodeTile {
   __device__ static int q() { return lane() % 4; }
   __device__ static int first_element() { return warp() * Shape::kShare + g() * Shape::kLaneDims; }
 
-  __device__ void begin() {
-#pragma unroll
-    for (int t = 0; t < kQueryTiles; ++t) {
-      largest[t] = -INFINITY, sum[t] = 0;
-#pragma unroll
-      for (auto& tile : weighted[t]) {
-#pragma unroll
-        for (float& x : tile) x = 0;
-      }
-    }
+  // Where the keys of the tile that begins at `start` are, and those of the next one.
+  __device__ void find(int start) { row_ = find_group(start + q() * 8); }
+  __device__ void find_next(int start) { next_row_ = find_group(start + q() * 8); }
+  // To the next tile, and finds the one that begins at `start` after it.
+  __device__ void advance(int start) {
+    row_ = next_row_;
+    find_next(start);
   }
-
-  // Where the keys of the tile that begins at `start` are: a lane finds one of the four groups of
-  // 8, which lie in a page each.
-  __device__ void find(int start) {
-    const int position = start + q() * 8;
-    row_ = position < end_ ? static_cast<uint32_t>((keys_.offset(pages_, num_pages_, position) +
-                                                    keys_.head_offset(kv_head_)) /
-                                                   8)
-                           : 0;
+  // Asks for what the next tile will load.
+  __device__ void prefetch_next(int start) const {
+#if __CUDA_ARCH__ >= 900
+    const uint32_t group = __shfl_sync(0xffffffffu, next_row_, lane() / 8);
+    if (warp() > 1 || !is_stored(start + lane())) return;
+    const Stored* from =
+        (warp() == 0 ? keys_ : values_).data + static_cast<int64_t>(group) * 8 + lane() % 8 * kDim;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
+                 "r"(static_cast<int>(kDim * sizeof(Stored)))
+                 : "memory");
+#endif
   }
   // Of the tile that was found. What a query must not see counts as zeros: anything may be there.
   __device__ void load_keys(int start) {
@@ -144,13 +149,13 @@ class DecodeTile {
   __device__ void load_values(int start) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      const Stored* from = values_.data + group_row(2 * s + q() / 2) + 4 * q() % 8 * kDim +
-                           first_element();
+      const Stored* from =
+          values_.data + group_row(2 * s + q() / 2) + 4 * q() % 8 * kDim + first_element();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool wanted = is_stored(start + 16 * s + 4 * q() + i);
-        value_[s][i] = wanted ? load_words<Shape::kValueWords>(from + i * kDim)
-                              : Words<Shape::kValueWords>{};
+        value_[s][i] =
+            wanted ? load_words<Shape::kValueWords>(from + i * kDim) : Words<Shape::kValueWords>{};
       }
     }
   }
@@ -196,8 +201,8 @@ class DecodeTile {
 #pragma unroll
       for (int t = 0; t < kQueryTiles; ++t) {
         const uint4 b = *reinterpret_cast<const uint4*>(
-            &shared_.queries[(8 * t + g()) * Shape::kQueryRow + part() * Shape::kPartDims +
-                             element]);
+            &shared_
+                 .queries[(8 * t + g()) * Shape::kQueryRow + part() * Shape::kPartDims + element]);
         const uint32_t low[4] = {even[0], odd[0], even[1], odd[1]};
         const uint32_t high[4] = {even[2], odd[2], even[3], odd[3]};
         multiply_add(scores[t][0], low, b.x, b.y);
@@ -297,9 +302,10 @@ class DecodeTile {
       }
 #pragma unroll
       for (int tile = 0; tile < Shape::kValueTiles; ++tile) {
-        const uint32_t a[4] = {
-            __byte_perm(v[0][tile], v[1][tile], 0x5410), __byte_perm(v[0][tile], v[1][tile], 0x7632),
-            __byte_perm(v[2][tile], v[3][tile], 0x5410), __byte_perm(v[2][tile], v[3][tile], 0x7632)};
+        const uint32_t a[4] = {__byte_perm(v[0][tile], v[1][tile], 0x5410),
+                               __byte_perm(v[0][tile], v[1][tile], 0x7632),
+                               __byte_perm(v[2][tile], v[3][tile], 0x5410),
+                               __byte_perm(v[2][tile], v[3][tile], 0x7632)};
 #pragma unroll
         for (int t = 0; t < kQueryTiles; ++t) {
           multiply_add(weighted[t][tile], a, weights[t][s][0], weights[t][s][1]);
@@ -319,6 +325,13 @@ class DecodeTile {
  private:
   __device__ static int key_group() { return warp() % 2; }
   __device__ static int part() { return warp() / 2; }
+  // A lane finds one of the four groups of 8 keys, which lie in a page each.
+  __device__ uint32_t find_group(int position) const {
+    return position < end_
+               ? static_cast<uint32_t>(
+                     (keys_.offset(pages_, num_pages_, position) + keys_.head_offset(kv_head_)) / 8)
+               : 0;
+  }
   __device__ bool is_stored(int position) const {
     return position >= first_seen_ && position < end_ && position != fresh_;
   }
@@ -342,7 +355,7 @@ class DecodeTile {
   const PagedRows<Stored>&keys_, &values_;
   const int32_t* pages_;
   int num_pages_, kv_head_, first_seen_, end_, fresh_;
-  uint32_t row_ = 0;  // in units of 8 elements
+  uint32_t row_ = 0, next_row_ = 0;  // in units of 8 elements
   Words<4> key_[2][Shape::kKeyLoads];
   Words<Shape::kValueWords> value_[2][4];
   float key_scale_ = 0, value_scale_ = 0;

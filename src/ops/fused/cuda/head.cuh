@@ -32,9 +32,9 @@ struct Head {
 
   static __device__ int element(int j, int lane) { return 4 * (j * kWarp + lane); }
 
-  __device__ void load(const float* row, int lane, int width = kDim) {
+  __device__ void load(const float* row, int lane) {
 #pragma unroll
-    for (int j = 0; j < kKept; ++j) v[j] = load4<true>(row, element(j, lane), width);
+    for (int j = 0; j < kKept; ++j) v[j] = load4<true>(row, element(j, lane), kDim);
   }
   // A row of weights, for norm(); cosines or sines, for turn_in_lane().
   struct Row {
@@ -66,6 +66,14 @@ struct Head {
               __fmul_rn(v[j].w, factor)};
       if (weight == nullptr) continue;
       const float4 w = load4<true>(weight, element(j, lane), kDim);
+      v[j] = {__fmul_rn(v[j].x, w.x), __fmul_rn(v[j].y, w.y), __fmul_rn(v[j].z, w.z),
+              __fmul_rn(v[j].w, w.w)};
+    }
+  }
+  __device__ void multiply(const float* row, int lane) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      const float4 w = load4<true>(row, element(j, lane), kDim);
       v[j] = {__fmul_rn(v[j].x, w.x), __fmul_rn(v[j].y, w.y), __fmul_rn(v[j].z, w.z),
               __fmul_rn(v[j].w, w.w)};
     }
