@@ -52,7 +52,7 @@ void digit_mlp(Stream& stream, Workspace& workspace, const GatedMlpCall& call) {
   StreamPlan plan = digit_plan(gate);
   plan.num_phases = 2;
   StreamPhase& first = plan.phases[0];
-  first = digit_phase(stream, plan, gate, inputs, true, 0);
+  first = digit_phase(stream, plan, gate, inputs, true);
   const bool joined = call.up->empty();
   set_up_rows(plan, first, products_of(joined ? *call.gate : *call.up, *call.x),
               joined ? gate.rows : 0);
@@ -65,7 +65,7 @@ void digit_mlp(Stream& stream, Workspace& workspace, const GatedMlpCall& call) {
   Products down = products_of(*call.down, *call.x);
   down.packed_stride = width;
   StreamPhase& second = plan.phases[1];
-  second = digit_phase(stream, plan, down, activated, false, first.units());
+  second = digit_phase(stream, plan, down, activated, false);
   second.y = call.out.data<float>();
   second.out_stride = call.out.row_stride();
   second.awaits = first.counts;
@@ -128,13 +128,11 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
 
     products = products_of(*call.down, activated.input(call.out));
     products.experts = experts_of(call);
-    const int row_warps =
-        routed ? row_warps_of_experts : stream_row_warps(stream, products, products.rows, false);
-    const bool split =
-        num_calls == 1 && should_split(stream, plan, products, row_warps, first.units());
     StreamPhase& second = plan.phases[num_calls + i];
-    second = stream_phase(plan, products, split ? 2 : row_warps, false);
-    second.splits = split ? 2 : 1;
+    second = stream_phase(
+        plan, products,
+        routed ? row_warps_of_experts : stream_row_warps(stream, products, products.rows, false),
+        false);
     second.y = call.out.data<float>();
     second.out_stride = call.out.row_stride();
     second.awaits = first.counts;

@@ -74,12 +74,9 @@ StreamPlan digit_plan(const Products& products) {
 }
 
 StreamPhase digit_phase(Stream& stream, const StreamPlan& plan, const Products& products,
-                        const int8_t* digits, bool gated, int units_before) {
-  int row_warps = gated ? kGatedRowWarps : tile_row_warps(stream, products.rows, false);
-  const bool split = !gated && should_split(stream, plan, products, row_warps, units_before);
-  if (split) row_warps = 2;
+                        const int8_t* digits, bool gated) {
+  const int row_warps = gated ? kGatedRowWarps : tile_row_warps(stream, products.rows, false);
   StreamPhase phase = stream_phase(plan, products, row_warps, gated);
-  phase.splits = split ? 2 : 1;
   phase.box_tokens = digit_rows(products.tokens);
   phase.inputs = make_tensor_map(digits, phase.box_tokens, products.cols / 2, products.cols / 2,
                                  phase.box_tokens);
@@ -103,7 +100,7 @@ void stream_digit_products(Stream& stream, const Products& products) {
     make_digits(stream, part, digits);
     StreamPlan plan = digit_plan(part);
     plan.num_phases = 1;
-    plan.phases[0] = digit_phase(stream, plan, part, digits, false, 0);
+    plan.phases[0] = digit_phase(stream, plan, part, digits, false);
     plan.phases[0].y = products.y + first * products.y_stride;
     plan.phases[0].out_stride = products.y_stride;
     stream_digits(stream, plan);

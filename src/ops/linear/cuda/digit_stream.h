@@ -13,7 +13,7 @@ bool streams_digits(Stream& stream, const Products& products);
 StreamPlan digit_plan(const Products& products);
 // Without outputs; digits: room for, or what make_digits() left of, the inputs.
 StreamPhase digit_phase(Stream& stream, const StreamPlan& plan, const Products& products,
-                        const int8_t* digits, bool gated, int units_before);
+                        const int8_t* digits, bool gated);
 int64_t digit_bytes(int tokens, int cols);
 // Of products.packed; rows of `cols` bytes.
 void make_digits(Stream& stream, const Products& products, int8_t* digits);
