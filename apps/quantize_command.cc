@@ -35,7 +35,7 @@ struct QuantizeCommandOptions {
   uint64_t dummy_seed = 0;
   std::vector<std::string> recipe, keep;
   bool asymmetric = false, strict = false, head = false, split_experts = false;
-  bool json = false, one_pass = false;
+  bool json = false, one_pass = false, match_source = false;
   std::string scale_search = "auto", order = "size";
   double damping = 0.01, min_inputs = 0.25, shard_gigabytes = 5;
   int64_t sequences = 128, length = 512;
@@ -108,6 +108,7 @@ QuantizeOptions make_options(const QuantizeCommandOptions& o) {
   options.search_scales = o.scale_search == "on";
   options.split_experts = o.split_experts;
   options.one_pass = o.one_pass;
+  options.match_source = o.match_source;
   options.min_inputs_per_column = o.min_inputs;
   options.max_shard_bytes = static_cast<int64_t>(o.shard_gigabytes * 1e9);
   if (o.device == "cuda") options.device = {DeviceKind::kCuda, 0};
@@ -268,6 +269,11 @@ void add_quantize_command(CLI::App& app) {
   command->add_flag("--one-pass", o->one_pass,
                     "Calibrate all matrices of a layer at once, rather than each with those before "
                     "it quantised: faster, and a little worse");
+  command->add_flag(
+      "--match-source", o->match_source,
+      "GPTQ: aim at the outputs that a matrix has in the source model, from its inputs "
+      "there, so that it makes up for what the layers before it have lost: better, "
+      "and the layers run on the text twice");
   command
       ->add_option("--scale-search", o->scale_search,
                    "Try smaller scales than the range needs: on, off, auto (with gptq)")

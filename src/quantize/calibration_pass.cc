@@ -154,13 +154,18 @@ void CalibrationPass::observe_layer(int64_t layer, StepContext::ProductObserver&
 
 void CalibrationPass::observe_layer(int64_t layer, StepContext::ProductObserver& observer,
                                     size_t num_batches) {
-  for (const Batch& batch : std::span(batches_).first(std::min(num_batches, batches_.size()))) {
-    const Workspace::Scope scope(workspace_);
-    const TensorView hidden = hidden_of(batch);
-    const TensorView x = workspace_.take(DType::kF32, hidden.shape());
-    copy(hidden, x);
-    run_batch(batch, layer, x, &observer);
+  for (size_t i = 0; i < std::min(num_batches, batches_.size()); ++i) {
+    observe_batch(layer, observer, i);
   }
+}
+
+void CalibrationPass::observe_batch(int64_t layer, StepContext::ProductObserver& observer,
+                                    size_t batch) {
+  const Workspace::Scope scope(workspace_);
+  const TensorView hidden = hidden_of(batches_[batch]);
+  const TensorView x = workspace_.take(DType::kF32, hidden.shape());
+  copy(hidden, x);
+  run_batch(batches_[batch], layer, x, &observer);
 }
 
 void CalibrationPass::run_layer(int64_t layer) {

@@ -42,6 +42,9 @@ class CalibrationPass {
   // The same of the first `num_batches` of the batches it works in. An observer that has seen all
   // that it wants of a batch may throw Enough.
   void observe_layer(int64_t layer, StepContext::ProductObserver& observer, size_t num_batches);
+  // One of them.
+  void observe_batch(int64_t layer, StepContext::ProductObserver& observer, size_t batch);
+  size_t num_batches() const { return batches_.size(); }
   // Replaces the layer's inputs by its outputs.
   void run_layer(int64_t layer);
 

@@ -101,6 +101,56 @@ RoundedRows round_gptq(ThreadPool& pool, const RoundingGrid& grid, const float* 
   return rounded;
 }
 
+std::vector<float> aimed_weights(ThreadPool& pool, const float* w, int64_t rows,
+                                 const Hessian& hessian, const InverseFactor& inverse) {
+  const int64_t n = hessian.cols();
+  const auto size = static_cast<size_t>(rows * n);
+  // C − H, of which W·(C − H) would be the small difference of large numbers.
+  std::vector<float> drift(static_cast<size_t>(n * n));
+  const float* const h = hessian.data();
+  const float* const sums = hessian.source_sums();
+  const float factor = hessian.factor();
+  pool.parallel_for(n, kRowGrain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin * n; i < end * n; ++i) drift[i] = factor * sums[i] - h[i];
+  });
+  // a · B, of all rows.
+  const auto times = [&](const float* a, const float* b, int64_t depth_stride, int64_t col_stride) {
+    std::vector<float> product(size);
+    add_product(pool, MatrixProduct<float>{.rows = rows,
+                                           .cols = n,
+                                           .depth = n,
+                                           .a = a,
+                                           .a_row_stride = n,
+                                           .b = b,
+                                           .b_depth_stride = depth_stride,
+                                           .b_col_stride = col_stride,
+                                           .c = product.data(),
+                                           .c_stride = n});
+    return product;
+  };
+  std::vector<float> slopes = times(w, drift.data(), n, 1);
+  const std::vector<int32_t>& order = inverse.order;
+  pool.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+    std::vector<float> row(static_cast<size_t>(n));
+    for (int64_t r = begin; r < end; ++r) {
+      float* const from = slopes.data() + r * n;
+      for (int64_t i = 0; i < n; ++i) row[i] = from[order[i]];
+      std::copy(row.begin(), row.end(), from);
+    }
+  });
+  // ·H'⁻¹ = ·Uᵀ·U, in the order of the factor.
+  const float* const u = inverse.factor.data();
+  slopes = times(slopes.data(), u, 1, n);
+  slopes = times(slopes.data(), u, n, 1);
+  std::vector<float> aimed(w, w + size);
+  pool.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t i = 0; i < n; ++i) aimed[r * n + order[i]] += slopes[r * n + i];
+    }
+  });
+  return aimed;
+}
+
 namespace {
 
 // State of refine(): what rounding loses of the outputs, against the inputs.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "quantize/hessian.h"
@@ -31,6 +32,11 @@ struct RoundingError {
 RoundedRows round_gptq(ThreadPool& pool, const RoundingGrid& grid, const float* w, int64_t rows,
                        const Hessian& hessian, const InverseFactor& inverse,
                        const GptqOptions& options);
+
+// The weights whose outputs on the inputs come closest to those of w on the source's inputs:
+// W + W·(C − H)·H'⁻¹, C = 2/n · Yᵀ·X, where the Hessian has them. w: [rows, cols].
+std::vector<float> aimed_weights(ThreadPool& pool, const float* w, int64_t rows,
+                                 const Hessian& hessian, const InverseFactor& inverse);
 
 // Makes the error of outputs less, as the Hessian (with `damping` of its mean diagonal) tells it:
 // in each round every group's scale becomes the best for its codes, then every code the best for

@@ -114,19 +114,68 @@ void Hessian::add_blocks(Stream& stream, const void* a, const void* b, int64_t c
   }
 }
 
+void Hessian::add_source(Stream& stream, Workspace& workspace, const TensorView& y,
+                         const TensorView& x) {
+  BRAID_CHECK(y.rank() == 2 && y.shape() == x.shape() && x.dim(1) == cols_ &&
+                  y.dtype() == x.dtype() && y.device() == device() && x.device() == device(),
+              "inputs {} beside {}", to_string(y.shape()), to_string(x.shape()));
+  const int64_t count = x.dim(0);
+  if (!source_) source_.emplace(sums_.size_bytes(), device());
+  if (device().is_cpu()) {
+    return add_product(stream.pool(), MatrixProduct<float>{.rows = cols_,
+                                                           .cols = cols_,
+                                                           .depth = count,
+                                                           .a = y.data<float>(),
+                                                           .a_row_stride = 1,
+                                                           .a_depth_stride = y.row_stride(),
+                                                           .b = x.data<float>(),
+                                                           .b_depth_stride = x.row_stride(),
+                                                           .c = sums_of(*source_),
+                                                           .c_stride = cols_});
+  }
+  const auto add = [&](const void* a, int64_t a_stride, const void* b, int64_t b_stride) {
+    cuda::multiply(stream, {.type = cuda::ProductType::kBF16,
+                            .rows = cols_,
+                            .cols = cols_,
+                            .depth = count,
+                            .a = a,
+                            .a_stride = a_stride,
+                            .a_transposed = true,
+                            .b = b,
+                            .b_stride = b_stride,
+                            .c = sums_of(*source_),
+                            .c_stride = cols_,
+                            .beta = 1});
+  };
+  if (x.dtype() == DType::kBF16) return add(y.raw(), y.row_stride(), x.raw(), x.row_stride());
+  const Workspace::Scope scope(workspace);
+  const int64_t stride = (cols_ + 63) / 64 * 64;
+  const auto parts_of = [&](const TensorView& of) {
+    const TensorView high = workspace.take(DType::kBF16, {count, stride});
+    const TensorView low = workspace.take(DType::kBF16, {count, stride});
+    cuda::SplitRows parts{static_cast<uint16_t*>(high.raw()), static_cast<uint16_t*>(low.raw()),
+                          stride};
+    cuda::split(stream, of.data<float>(), count, cols_, of.row_stride(), parts);
+    return parts;
+  };
+  const cuda::SplitRows ys = parts_of(y), xs = parts_of(x);
+  add(ys.high, stride, xs.high, stride);
+  add(ys.high, stride, xs.low, stride);
+  add(ys.low, stride, xs.high, stride);
+}
+
 void Hessian::finish(Stream& stream) {
   if (device().is_cpu()) return finish(stream.pool());
-  cuda::finish_hessian(stream, sums(), cols_,
-                       num_inputs_ > 0 ? 2.0f / static_cast<float>(num_inputs_) : 0.0f);
+  cuda::finish_hessian(stream, sums(), cols_, factor());
 }
 
 void Hessian::finish(ThreadPool& pool) {
-  const float factor = num_inputs_ > 0 ? 2.0f / static_cast<float>(num_inputs_) : 0.0f;
+  const float scale = factor();
   float* const h = sums();
   const int64_t n = cols_;
   pool.parallel_for(n, kRowGrain, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = i; j < n; ++j) h[i * n + j] *= factor;
+      for (int64_t j = i; j < n; ++j) h[i * n + j] *= scale;
     }
   });
   // Tile by tile, as one side runs down columns.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,22 +30,30 @@ class Hessian {
   void add(ThreadPool& pool, const float* x, int64_t count, int64_t row_stride);
   // x: [count, cols], float32, on a CUDA device also bfloat16; where the Hessian is, as the stream.
   void add(Stream& stream, Workspace& workspace, const TensorView& x);
+  // What the same rows of the last add() are in the model as it was: y, as x is. Of all additions
+  // or of none.
+  void add_source(Stream& stream, Workspace& workspace, const TensorView& y, const TensorView& x);
   // To be called once, when all inputs have been added. Without inputs all is zero.
   void finish(ThreadPool& pool);
   void finish(Stream& stream);
 
   // After finish(): [cols, cols], on its device.
   const float* data() const { return reinterpret_cast<const float*>(sums_.data()); }
+  // Yᵀ·X of the source's inputs Y, [cols, cols]; null without. factor() makes it 2/n of that.
+  const float* source_sums() const { return source_ ? sums_of(*source_) : nullptr; }
+  float factor() const { return num_inputs_ > 0 ? 2.0f / static_cast<float>(num_inputs_) : 0.0f; }
   // On the CPU.
   float diagonal(int64_t i) const { return data()[i * cols_ + i]; }
 
  private:
-  float* sums() { return reinterpret_cast<float*>(sums_.data()); }
+  static float* sums_of(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
+  float* sums() { return sums_of(sums_); }
   void add_blocks(Stream& stream, const void* a, const void* b, int64_t count, int64_t stride);
 
   int64_t cols_;
   int64_t num_inputs_ = 0;
   Buffer sums_;  // until finish(): only the upper triangle
+  std::optional<Buffer> source_;
 };
 
 // In which order columns are rounded. Groups keep their columns whichever it is.

@@ -26,6 +26,7 @@ class HostSolver : public HessianSolver {
     grid_ = grid;
     rows_ = rows;
     w_.resize(static_cast<size_t>(rows * cols));
+    aimed_.clear();
     pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
       for (int64_t r = begin; r < end; ++r) expand_row(weight, first_row + r, w_.data() + r * cols);
     });
@@ -37,12 +38,15 @@ class HostSolver : public HessianSolver {
   }
 
   void round_gptq(const GptqOptions& options) override {
-    rounded_ = braid::round_gptq(pool_, grid_, w_.data(), rows_, hessian_, *inverse_, options);
-    refine(pool_, grid_, w_.data(), hessian_, inverse_->damping, options.refinements, rounded_);
+    if (hessian_.source_sums() != nullptr) {
+      aimed_ = aimed_weights(pool_, w_.data(), rows_, hessian_, *inverse_);
+    }
+    rounded_ = braid::round_gptq(pool_, grid_, target(), rows_, hessian_, *inverse_, options);
+    refine(pool_, grid_, target(), hessian_, inverse_->damping, options.refinements, rounded_);
   }
 
   RoundingError rounding_error() override {
-    return braid::rounding_error(pool_, grid_, w_.data(), rounded_, hessian_);
+    return braid::rounding_error(pool_, grid_, target(), rounded_, hessian_);
   }
 
   WeightError weight_error() override { return braid::weight_error(pool_, grid_, w_, rounded_); }
@@ -50,12 +54,15 @@ class HostSolver : public HessianSolver {
   const RoundedRows& rounded() override { return rounded_; }
 
  private:
+  // What is rounded.
+  const float* target() const { return aimed_.empty() ? w_.data() : aimed_.data(); }
+
   ThreadPool& pool_;
   const Hessian& hessian_;
   std::optional<InverseFactor> inverse_;
   RoundingGrid grid_;
   int64_t rows_ = 0;
-  std::vector<float> w_;
+  std::vector<float> w_, aimed_;
   RoundedRows rounded_;
 };
 

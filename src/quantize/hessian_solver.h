@@ -50,7 +50,8 @@ class HessianSolver {
   virtual void load(const RoundingGrid& grid, const Weight& weight, int64_t first_row,
                     int64_t rows) = 0;
   virtual void round_to_nearest(bool search) = 0;
-  // With the last inverse; and refine(), with its damping.
+  // With the last inverse; and refine(), with its damping. Where the Hessian has the source's
+  // inputs, what is rounded is aimed_weights(), and rounding_error() is about these.
   virtual void round_gptq(const GptqOptions& options) = 0;
   virtual RoundingError rounding_error() = 0;
   virtual WeightError weight_error() = 0;

@@ -40,6 +40,15 @@ LayerHessians::LayerHessians(Stream& stream, Workspace& workspace,
   for (const std::string& tensor : wanted) wanted_.insert(reader_name(tensor));
 }
 
+std::set<std::string, std::less<>> LayerHessians::single_readers(
+    const std::vector<std::string>& tensors) {
+  std::set<std::string, std::less<>> readers;
+  for (const std::string& tensor : tensors) {
+    if (module_kind(tensor) != ModuleKind::kExperts) readers.insert(reader_name(tensor));
+  }
+  return readers;
+}
+
 std::shared_ptr<LayerHessians::Family> LayerHessians::family_of(
     std::span<const std::string_view> readers, size_t members) {
   std::shared_ptr<Family> family;
@@ -56,11 +65,12 @@ std::shared_ptr<LayerHessians::Family> LayerHessians::family_of(
   return family;
 }
 
-void LayerHessians::add(Family& family, size_t member, const TensorView& x) {
+Hessian& LayerHessians::add(Family& family, size_t member, const TensorView& x) {
   std::unique_ptr<Hessian>& hessian = family[member];
   if (hessian == nullptr) hessian = std::make_unique<Hessian>(x.dim(1), stream_.device());
   hessian->add(stream_, workspace_, x);
   operations_ += static_cast<double>(x.dim(0)) * static_cast<double>(x.dim(1) * (x.dim(1) + 1));
+  return *hessian;
 }
 
 void LayerHessians::input(std::span<const std::string_view> readers, const TensorView& x) {
@@ -68,7 +78,14 @@ void LayerHessians::input(std::span<const std::string_view> readers, const Tenso
   if (family == nullptr || x.dim(0) == 0) return;
   {
     const PhaseTimer timer(stream_, seconds_);
-    add(*family, 0, x);
+    Hessian& hessian = add(*family, 0, x);
+    for (size_t i = 0; source_ != nullptr && i < readers.size(); ++i) {
+      const std::optional<TensorView> y = source_->find(readers[i]);
+      if (!y) continue;
+      hessian.add_source(stream_, workspace_, *y, x);
+      operations_ += 2.0 * static_cast<double>(x.dim(0)) * static_cast<double>(x.dim(1) * x.dim(1));
+      break;
+    }
     timer.stop();
   }
   end_batch_if_seen(readers);

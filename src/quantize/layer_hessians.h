@@ -8,6 +8,7 @@
 
 #include "layers/step_context.h"
 #include "quantize/hessian.h"
+#include "quantize/source_inputs.h"
 #include "tensor/host_copy.h"
 
 namespace braid {
@@ -45,6 +46,12 @@ class LayerHessians : public StepContext::ProductObserver {
   void expert_input(std::span<const std::string_view> readers, const TensorView& x,
                     const TensorView& offsets) override;
 
+  // From now on inputs are paired with those of the source that are there, experts' apart; null: no
+  // longer.
+  void pair_with(const SourceInputs* source) { source_ = source; }
+  // Of those asked for, the matrices that a layer calls so and that are no stacks of experts.
+  static std::set<std::string, std::less<>> single_readers(const std::vector<std::string>& tensors);
+
   // The Hessian of an expert of a tensor (of other matrices: 0), or null. Experts stored one by one
   // are found by their own names.
   struct Reader {
@@ -59,12 +66,13 @@ class LayerHessians : public StepContext::ProductObserver {
 
  private:
   std::shared_ptr<Family> family_of(std::span<const std::string_view> readers, size_t members);
-  void add(Family& family, size_t member, const TensorView& x);
+  Hessian& add(Family& family, size_t member, const TensorView& x);
   void end_batch_if_seen(std::span<const std::string_view> readers);
 
   Stream& stream_;
   Workspace& workspace_;
   std::set<std::string, std::less<>> wanted_;
+  const SourceInputs* source_ = nullptr;
   std::set<std::string_view> seen_;  // of those, in this batch
   HostCopy offsets_;
   std::map<std::string, std::shared_ptr<Family>, std::less<>> families_;  // by reader

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -20,6 +19,7 @@
 #include "layers/placement.h"
 #include "models/registry.h"
 #include "quant/panels.h"
+#include "quantize/finite_weights.h"
 #include "quantize/gguf_output.h"
 #include "quantize/gguf_recipe.h"
 #include "quantize/layer_hessians.h"
@@ -30,6 +30,7 @@
 #include "quantize/report.h"
 #include "quantize/text_file.h"
 #include "quantize/work_folder.h"
+#include "tensor/cuda/device_memory.h"
 
 namespace braid {
 namespace {
@@ -80,45 +81,12 @@ uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
   key.add(options.gptq.refinements);
   key.add(options.min_inputs_per_column);
   key.add(static_cast<int>(options.one_pass));
+  key.add(static_cast<int>(options.match_source));
   key.add(static_cast<int>(options.device.kind));
   key.add(static_cast<int>(options.precision));
   key.add(calibration.length);
   for (const auto& sequence : calibration.sequences) key.add(std::span(sequence));
   return key.value();
-}
-
-// Infinity or NaN in any number of a tensor.
-bool all_finite(const Weight& weight) {
-  const int64_t cols = weight.cols(),
-                rows = weight.shape.num_elements() / std::max<int64_t>(cols, 1);
-  std::vector<float> row(static_cast<size_t>(cols));
-  for (int64_t r = 0; r < rows; ++r) {
-    expand_row(weight, r, row.data());
-    for (const float x : row) {
-      if (!std::isfinite(x)) return false;
-    }
-  }
-  return true;
-}
-
-void refuse_nonfinite(const WeightMap& weights, ThreadPool& pool) {
-  std::vector<const StoredTensor*> tensors;
-  for (const auto& [name, tensor] : weights.tensors()) {
-    if (tensor.weight.format != nullptr && tensor.weight.shape.num_elements() > 0) {
-      tensors.push_back(&tensor);
-    }
-  }
-  std::vector<char> bad(tensors.size());
-  pool.parallel_for(static_cast<int64_t>(tensors.size()), 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) bad[i] = all_finite(tensors[i]->weight) ? 0 : 1;
-  });
-  std::vector<std::string> names;
-  for (size_t i = 0; i < bad.size(); ++i) {
-    if (bad[i] != 0) names.push_back(printable(tensors[i]->name));
-  }
-  if (!names.empty()) {
-    throw Error("{}: NaN or infinite weights in {}", weights.origin(), join_some(names, ", ", 5));
-  }
 }
 
 bool has_single_experts(const WeightMap& weights) {
@@ -142,6 +110,7 @@ class Quantizer {
     use_canonical_names(files_);
     // Binding a model copies experts that are stored one by one; only calibration has to have it.
     if (calibrated() || !has_single_experts(files_.weights())) model_ = load_model(files_);
+    if (matches_source()) source_model_ = load_model(files_);
     num_layers_ = model_ != nullptr ? model_->num_layers() : count_layers(files_.weights());
     if (files_.is_gguf() && !as_gguf()) texts_ = hf_folder_texts(files_);
     plans_ = plan_tensors(files_.weights(), options.recipe);
@@ -166,18 +135,14 @@ class Quantizer {
 
   QuantizeResult run() {
     const auto start = Clock::now();
-    refuse_nonfinite(files_.weights(), pool_);
+    {
+      const PhaseTimer timer(stream_, times_.load);
+      refuse_nonfinite(files_.weights(), pool_);
+    }
     const int64_t layers = num_layers_;
     if (calibrated()) {
-      if (!stream_.is_cpu()) {
-        const PhaseTimer timer(stream_, times_.load);
-        Placement shared(stream_.device());
-        model_->place_shared(shared);
-      }
-      pass_.emplace(*model_, calibration_, stream_, workspace_, options_.precision);
-      const PhaseTimer timer(stream_, times_.forward);
-      pass_->embed();
-      timer.stop();
+      begin_pass(*model_, pass_);
+      if (source_model_ != nullptr) begin_pass(*source_model_, source_pass_);
     }
     for (int64_t part = 0; part <= layers; ++part) {
       report_progress(part < layers ? fmt::format("layer {} of {}", part + 1, layers)
@@ -188,6 +153,9 @@ class Quantizer {
     QuantizeResult result = write();
     times_.total = std::chrono::duration<double>(Clock::now() - start).count();
     result.times = times_;
+    if (!stream_.is_cpu()) {
+      result.device_peak_bytes = cuda::memory_use(stream_.device().index).peak_bytes;
+    }
     write_reports(output_, {plans_, results_, result, calibration_, options_, path_});
     as_gguf() ? publish_gguf() : work_.publish();
     return result;
@@ -218,6 +186,22 @@ class Quantizer {
     return files;
   }
 
+  // Places what the layers share, and gives the first layer's inputs.
+  void begin_pass(Model& model, std::optional<CalibrationPass>& pass) {
+    if (!stream_.is_cpu()) {
+      const PhaseTimer timer(stream_, times_.load);
+      Placement shared(stream_.device());
+      model.place_shared(shared);
+    }
+    pass.emplace(model, calibration_, stream_, workspace_, options_.precision);
+    const PhaseTimer timer(stream_, times_.forward);
+    pass->embed();
+    timer.stop();
+  }
+
+  bool matches_source() const {
+    return calibrated() && options_.match_source && options_.method == QuantizeMethod::kGptq;
+  }
   bool calibrated() const { return !calibration_.sequences.empty(); }
 
   void check_formats() const {
@@ -268,8 +252,10 @@ class Quantizer {
     if (index + 1 < num_layers_) {
       rebind(index);
       place(index);
+      place_source(index);
       const PhaseTimer timer(stream_, times_.forward);
       pass_->run_layer(index);
+      if (source_pass_) source_pass_->run_layer(index);
       timer.stop();
     }
     take_back(index);
@@ -280,6 +266,7 @@ class Quantizer {
   WorkFolder::Part quantise_layer(int64_t layer, const std::vector<const TensorPlan*>& plans) {
     WorkFolder::Part part;
     place(layer);
+    place_source(layer);
     const auto stages = stages_of(layer, plans);
     for (size_t i = 0; i < stages.size(); ++i) {
       const std::unique_ptr<LayerHessians> hessians = observe(layer, stages[i]);
@@ -332,7 +319,12 @@ class Quantizer {
     double seconds = 0;
     {
       const PhaseTimer timer(stream_, seconds);
-      pass_->observe_layer(layer, *hessians);
+      const auto readers = LayerHessians::single_readers(names);
+      if (source_pass_ && !readers.empty()) {
+        observe_both(layer, readers, *hessians);
+      } else {
+        pass_->observe_layer(layer, *hessians);
+      }
       timer.stop();
     }
     times_.forward += seconds - hessians->seconds();
@@ -341,23 +333,39 @@ class Quantizer {
     return hessians;
   }
 
+  // Batch by batch in the source and in the quantised model, in turn.
+  void observe_both(int64_t layer, const std::set<std::string, std::less<>>& readers,
+                    LayerHessians& hessians) {
+    SourceInputs inputs(stream_, readers);
+    hessians.pair_with(&inputs);
+    for (size_t batch = 0; batch < pass_->num_batches(); ++batch) {
+      source_pass_->observe_batch(layer, inputs, batch);
+      pass_->observe_batch(layer, hessians, batch);
+    }
+    hessians.pair_with(nullptr);
+  }
+
   // The layer with its quantised matrices, as a later program will load it.
-  void rebind(int64_t layer) {
+  void rebind(int64_t layer) { model_->rebind_layer(layer, tensors_of(layer, weights_)); }
+
+  // The tensors of a layer, those of `quantised` in place of the source's.
+  WeightMap tensors_of(int64_t layer,
+                       const std::map<std::string, Weight, std::less<>>& quantised) const {
     WeightMap map;
     map.set_origin(files_.origin());
     const std::string prefix = fmt::format("layers.{}.", layer);
     for (const auto& [name, tensor] : files_.weights().tensors()) {
       if (!name.starts_with(prefix)) continue;
       StoredTensor bound = tensor;
-      const auto found = weights_.find(name);
+      const auto found = quantised.find(name);
       // Columns in the order of the file are not those of the model.
-      if (found != weights_.end() && !moved_columns_.contains(name)) {
+      if (found != quantised.end() && !moved_columns_.contains(name)) {
         bound.weight = found->second;
         bound.dtype_name = bound.weight.format->name;
       }
       map.add(std::move(bound));
     }
-    model_->rebind_layer(layer, map);
+    return map;
   }
 
   // On a device: puts the layer there. What is there already, of an earlier stage, stays.
@@ -368,10 +376,20 @@ class Quantizer {
     model_->place_layer(layer, *placement_);
     placement_->finish();
   }
+  void place_source(int64_t layer) {
+    if (stream_.is_cpu() || source_model_ == nullptr || source_placement_) return;
+    const PhaseTimer timer(stream_, times_.load);
+    source_placement_.emplace(stream_.device());
+    source_model_->place_layer(layer, *source_placement_);
+    source_placement_->finish();
+  }
   void take_back(int64_t layer) {
     if (stream_.is_cpu()) return;
     rebind(layer);
     placement_.reset();
+    if (!source_placement_) return;
+    source_model_->rebind_layer(layer, tensors_of(layer, {}));
+    source_placement_.reset();
   }
 
   static DType dtype_of(const StoredTensor& tensor) {
@@ -434,8 +452,8 @@ class Quantizer {
         const Weight& weight = weights_.find(plan.name)->second;
         std::vector<OutputTensors> parts =
             options_.file_format == QuantizedFileFormat::kGptq
-                ? gptq_parts(plan, weight)
-                : compressed_tensors_parts(plan, weight, options_.split_experts);
+                ? gptq_parts(plan, weight, pool_)
+                : compressed_tensors_parts(plan, weight, options_.split_experts, pool_);
         for (OutputTensors& part : parts) outputs.push_back(std::move(part));
         continue;
       }
@@ -486,6 +504,7 @@ class Quantizer {
     }
     if (as_gguf()) {
       write_gguf(result);
+      work_.settle_output();
       return result;
     }
     const std::vector<OutputTensors> tensors = outputs();
@@ -497,6 +516,7 @@ class Quantizer {
       result.bytes_after += static_cast<int64_t>(fs::file_size(output_ / name));
     }
     copy_other_files();
+    work_.settle_output();
     const double difference = static_cast<double>(result.bytes_after - result.bytes_predicted) -
                               header_bytes_allowed(tensors);
     if (difference > kSizeTolerance * static_cast<double>(result.bytes_predicted)) {
@@ -558,7 +578,10 @@ class Quantizer {
   Stream stream_;
   Workspace workspace_;
   std::optional<CalibrationPass> pass_;
-  std::optional<Placement> placement_;  // of the layer at work
+  std::optional<Placement> placement_;   // of the layer at work
+  std::unique_ptr<Model> source_model_;  // as it was, if it is to be matched; layer by layer beside
+  std::optional<CalibrationPass> source_pass_;
+  std::optional<Placement> source_placement_;
   std::vector<TensorPlan> plans_;
   GgufLayout layout_;                         // as_gguf()
   std::map<std::string, std::string> texts_;  // of a folder made of a GGUF file

@@ -38,6 +38,10 @@ struct QuantizeOptions {
   // quantised.
   bool one_pass = false;
   bool search_scales = false;  // of matrices that are rounded to nearest
+  // GPTQ aims at what a matrix gives in the source, from the inputs that it has there, rather than
+  // at what its own weights would give from the inputs that the quantised model has. Not of
+  // experts.
+  bool match_source = false;
   QuantizedFileFormat file_format = QuantizedFileFormat::kCompressedTensors;
   int64_t max_shard_bytes = int64_t{5} << 30;
   // An expert that calibration shows fewer inputs than this share of its width is rounded to
@@ -57,7 +61,7 @@ struct QuantizeOptions {
 };
 
 struct PhaseTimes {
-  double load = 0;  // of weights: expanded, or to a device
+  double load = 0;  // of weights: looked through, expanded, or to a device
   double forward = 0, hessian = 0, factor = 0, round = 0, compare = 0, pack = 0, write = 0,
          total = 0;
   double hessian_operations = 0;
@@ -71,13 +75,14 @@ struct QuantizeResult {
   int64_t bytes_before = 0, bytes_predicted = 0, bytes_after = 0;  // of tensors
   int64_t num_starved = 0;
   std::vector<std::string> added;  // tensors of a GGUF file that the source has not
+  int64_t device_peak_bytes = 0;   // allocated on the device at most
   PhaseTimes times;
 };
 
 // Quantises a model into the folder `out`, layer by layer: the inputs of a layer are
 // those that the quantised layers before it give. Memory: a layer, its Hessians and the hidden
-// states of the calibration. `calibration` may be empty for kNearest; if not, errors of outputs are
-// measured.
+// states of the calibration; with match_source, of these two. `calibration` may be empty for
+// kNearest; if not, errors of outputs are measured.
 //
 // The folder appears whole or not at all. Finished layers are kept beside it (OUT.quantizing) until
 // then; a call with the same model, options and calibration goes on from there, to the same bytes.

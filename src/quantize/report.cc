@@ -269,6 +269,7 @@ ordered_json result_json(const QuantizeResult& r) {
       {"bytes_after", r.bytes_after},   {"starved_experts", r.num_starved},
       {"seconds", std::move(seconds)},  {"layers_resumed", t.layers_resumed}};
   if (!r.added.empty()) json["tensors_added"] = r.added;
+  if (r.device_peak_bytes > 0) json["device_peak_bytes"] = r.device_peak_bytes;
   if (t.hessian > 0) json["hessian_gflops"] = t.hessian_operations / t.hessian / 1e9;
   return json;
 }

@@ -64,6 +64,22 @@ MatrixResult result_from(const json& object) {
   return result;
 }
 
+// What is in a file, or which names a folder holds, outlives a loss of power from here on.
+void make_durable(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const bool done = fd >= 0 && ::fsync(fd) == 0;
+  const int reason = errno;
+  if (fd >= 0) ::close(fd);
+  // Some file systems have nothing to do for folders, and say so.
+  if (!done && reason != EINVAL) {
+    throw Error("{}: cannot write: {}", path.string(), std::strerror(reason));
+  }
+}
+
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
 void refuse_existing(const fs::path& out) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(out, error);
@@ -139,6 +155,7 @@ void WorkFolder::save_part(int64_t index, const Part& part) {
       writer.write(name, {weight.data, static_cast<size_t>(weight.size_bytes())});
     }
     writer.finish();
+    make_durable(part_path(index, "safetensors"));
   }
   json results = json::array();
   for (const MatrixResult& result : part.results) results.push_back(to_json(result));
@@ -180,11 +197,21 @@ fs::path WorkFolder::start_output() {
   return path;
 }
 
+void WorkFolder::settle_output() const {
+  const fs::path output = path_ / kOutputName;
+  for (const fs::directory_entry& entry : fs::directory_iterator(output)) {
+    make_durable(entry.path());
+  }
+  make_durable(output);
+}
+
 void WorkFolder::publish() {
+  settle_output();
   // A folder takes the place of an empty one only.
   if (::rename((path_ / kOutputName).c_str(), out_.c_str()) != 0) {
     throw Error("{}: cannot put the folder in place: {}", out_.string(), std::strerror(errno));
   }
+  make_durable(folder_of(out_));
   std::error_code ignored;
   fs::remove_all(path_, ignored);
 }
@@ -192,11 +219,13 @@ void WorkFolder::publish() {
 void WorkFolder::publish_files(
     const std::vector<std::pair<std::string, std::filesystem::path>>& files) {
   refuse_existing(out_);
+  settle_output();
   for (const auto& [name, path] : files) {
     if (::rename((path_ / kOutputName / name).c_str(), path.c_str()) != 0) {
       throw Error("{}: cannot put the file in place: {}", path.string(), std::strerror(errno));
     }
   }
+  make_durable(folder_of(out_));
   std::error_code ignored;
   fs::remove_all(path_, ignored);
 }

@@ -36,6 +36,8 @@ class WorkFolder {
 
   // Where the files to be published are written; empty when asked for.
   std::filesystem::path start_output();
+  // Waits until the files in it would outlive a loss of power; publishing does so, too.
+  void settle_output() const;
   // Gives that folder the final name and removes the rest.
   void publish();
   // Of a file as the output: gives files of that folder, by their names there, the names beside OUT

@@ -3,13 +3,16 @@
 namespace braid {
 namespace {
 
-// tools/goldens/make_gemma.py, make_gguf.py and make_quantised.py write these.
+// tools/goldens/make_gemma.py, make_gguf.py, make_quantised.py and make_llmcompressor.py write
+// these.
 
 const GoldenCase kCases[] = {
     {"gemma3", "gemma3/golden.safetensors"},
     {"gemma3_gptq", "gemma3_gptq/golden.safetensors"},
     {"gemma3_gptq_order", "gemma3_gptq_order/golden.safetensors"},
     {"gemma3_linear", "gemma3_linear/golden.safetensors"},
+    {"gemma3_llmcompressor_w4a16", "gemma3_llmcompressor_w4a16/golden.safetensors"},
+    {"gemma3_llmcompressor_w8a8", "gemma3_llmcompressor_w8a8/golden.safetensors"},
     {"gemma3_nested", "gemma3_nested/golden.safetensors"},
     {"gemma3_w4a16", "gemma3_w4a16/golden.safetensors"},
     {"gemma4_defaults", "gemma4_defaults/golden.safetensors"},

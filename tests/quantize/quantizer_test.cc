@@ -174,9 +174,36 @@ TEST_P(QuantizerTest, GptqReadsBackAsItWasInMemory) {
   EXPECT_EQ(logits_of(*loaded, ids), in_memory);
 }
 
+// The first matrices meet what they meet in the source, and nothing is to be made up for; later
+// ones do.
+TEST_P(QuantizerTest, MatchingTheSourceChangesWhatComesAfterLosses) {
+  const CalibrationTokens tokens = random_tokens(GetParam().vocab, 4, 48, random_);
+  QuantizeOptions options{.recipe = {.group_size = 32}};
+  quantize_model(GetParam().path, folder_.path() / "plain", tokens, pool_, options);
+  options.match_source = true;
+  quantize_model(GetParam().path, out(), tokens, pool_, options);
+  ModelFiles plain = ModelFiles::open(folder_.path() / "plain"), matched = ModelFiles::open(out());
+  use_canonical_names(plain);
+  use_canonical_names(matched);
+  int64_t same = 0, different = 0;
+  for (const auto& [name, tensor] : plain.weights().tensors()) {
+    if (tensor.parts == nullptr) continue;
+    const bool equal =
+        values_of(tensor.payload()) == values_of(matched.weights().find(name)->payload());
+    ++(equal ? same : different);
+    if (name.starts_with("layers.0.") &&
+        (name.find("q_proj") != name.npos || name.find("in_proj_qkv") != name.npos)) {
+      EXPECT_TRUE(equal) << name;
+    }
+  }
+  EXPECT_GT(same, 0);
+  EXPECT_GT(different, same / 4);
+}
+
 TEST_P(QuantizerTest, GoesOnAfterAnInterruptionToTheSameBytes) {
   const CalibrationTokens tokens = random_tokens(GetParam().vocab, 4, 48, random_);
   QuantizeOptions options;
+  options.match_source = random_.integer(0, 1) == 1;
   quantize_model(GetParam().path, folder_.path() / "whole", tokens, pool_, options);
 
   int64_t calls = 0;

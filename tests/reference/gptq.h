@@ -45,6 +45,26 @@ inline std::vector<double> inverse(std::vector<double> a, int64_t n) {
   return result;
 }
 
+// The row whose products with the inputs x come closest to those of w with the inputs y, beside the
+// damping's pull towards w: w + w·(C − H)·H'⁻¹, C = 2/n · Yᵀ·X. `inverse` is that of H'. x, y: [n,
+// cols].
+inline std::vector<double> aimed_row(const std::vector<double>& w, const std::vector<float>& x,
+                                     const std::vector<float>& y,
+                                     const std::vector<double>& inverse) {
+  const auto cols = static_cast<int64_t>(w.size());
+  const int64_t n = static_cast<int64_t>(x.size()) / cols;
+  std::vector<double> slope(w.size()), result = w;
+  for (int64_t t = 0; t < n; ++t) {
+    double drift = 0;
+    for (int64_t c = 0; c < cols; ++c) drift += w[c] * (double{y[t * cols + c]} - x[t * cols + c]);
+    for (int64_t c = 0; c < cols; ++c) slope[c] += drift * x[t * cols + c] * 2.0 / n;
+  }
+  for (int64_t i = 0; i < cols; ++i) {
+    for (int64_t j = 0; j < cols; ++j) result[j] += slope[i] * inverse[i * cols + j];
+  }
+  return result;
+}
+
 // One row rounded as GPTQ says, step by step in double: round the next column of `order`, move the
 // loss to the others by the inverse Hessian, and strike the column from that inverse. `scales`: of
 // the row's groups. doubt[i]: how close (in steps) the i-th column of `order` came to being rounded

@@ -70,6 +70,10 @@ void round_codes(Stream& stream, const DeviceRows& to, const float* w);
 void permute_columns(Stream& stream, const float* w, const int32_t* order, int64_t rows,
                      int64_t cols, float* out);
 
+// out[r, order[i]] = w[r, order[i]] + x[r, i]
+void add_permuted(Stream& stream, const float* w, const float* x, const int32_t* order,
+                  int64_t rows, int64_t cols, float* out);
+
 // At most so many columns are rounded by one call.
 inline constexpr int64_t kRoundedColumns = 128;
 
@@ -92,6 +96,9 @@ void round_columns(Stream& stream, const DeviceRows& to, const ColumnBlock& bloc
 void take_losses(Stream& stream, const DeviceRows& rows, const float* w, float* out);
 // y = factor · x
 void scale_to(Stream& stream, const float* x, int64_t count, float factor, float* y);
+// out = factor · x − y
+void subtract_scaled(Stream& stream, const float* x, const float* y, int64_t count, float factor,
+                     float* out);
 // c = codes less the zero of a group's columns, [rows, columns of the group], c_stride apart.
 void take_centred(Stream& stream, const DeviceRows& rows, int64_t group, float* c,
                   int64_t c_stride);

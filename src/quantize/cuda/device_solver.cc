@@ -58,6 +58,8 @@ class DeviceSolver : public HessianSolver {
     device_diagonal_ = diagonal;
     counter_ = static_cast<int32_t*>(workspace_.take(DType::kI32, {1}).raw());
     hessian_ = with_parts(hessian.data(), n_, n_, n_);
+    source_sums_ = hessian.source_sums();
+    source_factor_ = hessian.factor();
   }
 
   Inverse invert(double damping, ColumnOrder order, int64_t group) override {
@@ -116,7 +118,8 @@ class DeviceSolver : public HessianSolver {
     host_.scales.resize(static_cast<size_t>(rows * host_.groups));
     output_.reset();
     float* const w = take_floats(rows * n_);
-    w_ = w;
+    w_ = target_ = w;
+    if (source_sums_ != nullptr) aimed_ = take_floats(rows * n_);
     rows_ = {.grid = device_grid(grid), .rows = rows, .cols = n_, .groups = host_.groups};
     rows_.codes =
         static_cast<uint8_t*>(workspace_.take(DType::kU8, {std::max<int64_t>(rows * n_, 1)}).raw());
@@ -135,9 +138,10 @@ class DeviceSolver : public HessianSolver {
     const Workspace::Scope scope(workspace_);
     const int64_t rows = rows_.rows;
     const bool fit_first = options.order == ColumnOrder::kBySize;
-    if (fit_first) fit_scales(stream_, rows_, w_, device_diagonal_, options.search_scales);
+    if (source_sums_ != nullptr) aim();
+    if (fit_first) fit_scales(stream_, rows_, target_, device_diagonal_, options.search_scales);
     float* const left = take_floats(rows * n_);
-    permute_columns(stream_, w_, device_order_, rows, n_, left);
+    permute_columns(stream_, target_, device_order_, rows, n_, left);
     const Columns losses = take_columns(kOuterColumns);
     for (int64_t outer = 0; outer < n_; outer += kOuterColumns) {
       const int64_t end = std::min(outer + kOuterColumns, n_);
@@ -164,7 +168,7 @@ class DeviceSolver : public HessianSolver {
   RoundingError rounding_error() override {
     const Workspace::Scope scope(workspace_);
     float* const losses = take_floats(rows_.rows * n_);
-    take_losses(stream_, rows_, w_, losses);
+    take_losses(stream_, rows_, target_, losses);
     if (!output_) output_ = half_trace(w_);
     return {.error = half_trace(losses), .output = *output_};
   }
@@ -341,6 +345,45 @@ class DeviceSolver : public HessianSolver {
     return std::max(0.0, dot(x, products) / 2);
   }
 
+  // As aimed_weights(), with products in float32.
+  void aim() {
+    const Workspace::Scope scope(workspace_);
+    const int64_t size = rows_.rows * n_;
+    float* const slopes = take_floats(size);
+    float* const ordered = take_floats(size);
+    DeviceProduct product{.rows = rows_.rows,
+                          .cols = n_,
+                          .depth = n_,
+                          .a = w_,
+                          .a_stride = n_,
+                          .b_stride = n_,
+                          .c_stride = n_};
+    const auto times = [&](const float* b, float* c, double alpha, double beta) {
+      product.b = b;
+      product.c = c;
+      product.alpha = alpha;
+      product.beta = beta;
+      multiply(stream_, product);
+    };
+    {
+      // C − H, of which W·(C − H) would be the small difference of large numbers.
+      const Workspace::Scope drift_scope(workspace_);
+      float* const drift = take_floats(n_ * n_);
+      subtract_scaled(stream_, source_sums_, hessian_.values, n_ * n_, source_factor_, drift);
+      times(drift, slopes, 1, 0);
+    }
+    permute_columns(stream_, slopes, device_order_, rows_.rows, n_, ordered);
+    // ·H'⁻¹ = ·Uᵀ·U, in the order of the factor.
+    product.a = ordered;
+    product.b_transposed = true;
+    times(factor_.values, slopes, 1, 0);
+    product.a = slopes;
+    product.b_transposed = false;
+    times(factor_.values, ordered, 1, 0);
+    add_permuted(stream_, w_, ordered, device_order_, rows_.rows, n_, aimed_);
+    target_ = aimed_;
+  }
+
   // As braid::refine(), with slopes S = (W − Q)·H'.
   void refine(int rounds) {
     if (rounds <= 0) return;
@@ -351,7 +394,7 @@ class DeviceSolver : public HessianSolver {
       {
         const Workspace::Scope losses_scope(workspace_);
         float* const losses = take_floats(rows_.rows * n_);
-        take_losses(stream_, rows_, w_, losses);
+        take_losses(stream_, rows_, target_, losses);
         scale_to(stream_, losses, rows_.rows * n_, added_, slopes_);
         multiply_by_hessian(losses, slopes_, 1);
       }
@@ -447,6 +490,10 @@ class DeviceSolver : public HessianSolver {
   int64_t group_ = 0;
   RoundedRows host_;
   const float* w_ = nullptr;
+  const float* target_ = nullptr;  // what is rounded: w_, or aimed_
+  float* aimed_ = nullptr;
+  const float* source_sums_ = nullptr;
+  float source_factor_ = 0;
   DeviceRows rows_;
   std::optional<double> output_;
   float* slopes_ = nullptr;

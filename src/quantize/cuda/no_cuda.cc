@@ -26,9 +26,13 @@ void take_upper(Stream&, const double*, int64_t, int64_t, float*) { refuse(); }
 void fit_scales(Stream&, const DeviceRows&, const float*, const float*, bool) { refuse(); }
 void round_codes(Stream&, const DeviceRows&, const float*) { refuse(); }
 void permute_columns(Stream&, const float*, const int32_t*, int64_t, int64_t, float*) { refuse(); }
+void add_permuted(Stream&, const float*, const float*, const int32_t*, int64_t, int64_t, float*) {
+  refuse();
+}
 void round_columns(Stream&, const DeviceRows&, const ColumnBlock&) { refuse(); }
 void take_losses(Stream&, const DeviceRows&, const float*, float*) { refuse(); }
 void scale_to(Stream&, const float*, int64_t, float, float*) { refuse(); }
+void subtract_scaled(Stream&, const float*, const float*, int64_t, float, float*) { refuse(); }
 void take_centred(Stream&, const DeviceRows&, int64_t, float*, int64_t) { refuse(); }
 void step_scales(Stream&, const DeviceRows&, const ScaleStep&) { refuse(); }
 void step_codes(Stream&, const DeviceRows&, const CodeStep&) { refuse(); }

@@ -23,6 +23,15 @@ __global__ void scale_kernel(const float* x, int64_t count, float factor, float*
   }
 }
 
+__global__ void subtract_kernel(const float* x, const float* y, int64_t count, float factor,
+                                float* out) {
+  wait_for_inputs();
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    out[i] = __fsub_rn(__fmul_rn(factor, x[i]), y[i]);
+  }
+}
+
 __global__ void centred_kernel(DeviceRows rows, int64_t group, int columns, float* c,
                                int64_t c_stride) {
   wait_for_inputs();
@@ -165,6 +174,10 @@ int columns_of(const DeviceRows& rows, int64_t group) {
   return static_cast<int>(std::min<int64_t>(rows.grid.group, rows.cols - group * rows.grid.group));
 }
 
+unsigned element_blocks(int64_t count) {
+  return static_cast<unsigned>(std::min<int64_t>(ceil_divide<int64_t>(count, 256), 1 << 16));
+}
+
 unsigned row_blocks(int64_t rows, int warps) {
   return static_cast<unsigned>(ceil_divide<int64_t>(rows, warps));
 }
@@ -172,10 +185,14 @@ unsigned row_blocks(int64_t rows, int warps) {
 }  // namespace
 
 void scale_to(Stream& stream, const float* x, int64_t count, float factor, float* y) {
-  const auto blocks =
-      static_cast<unsigned>(std::min<int64_t>(ceil_divide<int64_t>(count, 256), 1 << 16));
-  launch(stream, scale_kernel, blocks, 256, 0, x, count, factor, y);
+  launch(stream, scale_kernel, element_blocks(count), 256, 0, x, count, factor, y);
   stream.cuda().finish_op("scale_to");
+}
+
+void subtract_scaled(Stream& stream, const float* x, const float* y, int64_t count, float factor,
+                     float* out) {
+  launch(stream, subtract_kernel, element_blocks(count), 256, 0, x, y, count, factor, out);
+  stream.cuda().finish_op("subtract_scaled");
 }
 
 void take_centred(Stream& stream, const DeviceRows& rows, int64_t group, float* c,

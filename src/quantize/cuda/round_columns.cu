@@ -42,6 +42,16 @@ __global__ void permute_kernel(const float* w, const int32_t* order, int64_t col
   for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) out[row + i] = w[row + order[i]];
 }
 
+__global__ void add_permuted_kernel(const float* w, const float* x, const int32_t* order,
+                                    int64_t cols, float* out) {
+  wait_for_inputs();
+  const int64_t row = int64_t{blockIdx.x} * cols;
+  for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) {
+    const int64_t at = row + order[i];
+    out[at] = w[at] + x[row + i];
+  }
+}
+
 // A block of the factor, of which the part above the diagonal and the diagonal are read.
 __device__ __forceinline__ void load_block(const float* from, int64_t stride, int count,
                                            float* shared) {
@@ -184,6 +194,12 @@ void permute_columns(Stream& stream, const float* w, const int32_t* order, int64
                      int64_t cols, float* out) {
   launch(stream, permute_kernel, static_cast<unsigned>(rows), 256, 0, w, order, cols, out);
   stream.cuda().finish_op("permute_columns");
+}
+
+void add_permuted(Stream& stream, const float* w, const float* x, const int32_t* order,
+                  int64_t rows, int64_t cols, float* out) {
+  launch(stream, add_permuted_kernel, static_cast<unsigned>(rows), 256, 0, w, x, order, cols, out);
+  stream.cuda().finish_op("add_permuted");
 }
 
 void round_columns(Stream& stream, const DeviceRows& to, const ColumnBlock& block) {

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Makes the tiny checkpoints of tests/data/models that llm-compressor has quantised, with their goldens.
+
+A random Gemma 3 goes through llm-compressor's oneshot() with its own presets (W4A16 and W8A8 by GPTQ), which
+writes the folder as it does any user's. The reference is transformers in float32 with the matrices as
+compressed-tensors unpacks them on loading, their scales taken to float32 first: no weight is rounded again.
+"""
+
+import argparse
+import pathlib
+import shutil
+import tempfile
+
+import gemma_variants
+import make_gemma
+import numpy as np
+import torch
+import transformers
+from datasets import Dataset
+from llmcompressor import oneshot
+from llmcompressor.modifiers.gptq import GPTQModifier
+from tokenizers import Tokenizer, models
+from transformers.utils.quantization_config import CompressedTensorsConfig
+
+# The presets have groups of 128.
+CONFIG = gemma_variants.gemma3(
+    vocab_size=96, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2,
+    query_pre_attn_scalar=16, sliding_window_pattern=2,
+)
+SCHEMES = {"gemma3_llmcompressor_w4a16": "W4A16", "gemma3_llmcompressor_w8a8": "W8A8"}
+SEQUENCES, LENGTH = 32, 64
+
+
+def calibration(generator):
+    ids = torch.randint(4, CONFIG["vocab_size"], (SEQUENCES, LENGTH), generator=generator)
+    ids[:, 0] = 2
+    rows = ids.tolist()
+    return Dataset.from_dict({"input_ids": rows, "attention_mask": [[1] * LENGTH] * SEQUENCES})
+
+
+def tokenizer():
+    words = {f"t{i}": i for i in range(CONFIG["vocab_size"])}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t3")))
+
+
+def as_stored(folder):
+    """The folder's model with plain matrices, and how many of them were quantised."""
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager",
+        quantization_config=CompressedTensorsConfig(run_compressed=False),
+    )
+    state = loaded.state_dict()
+    scales = [key for key in state if key.endswith("weight_scale")]
+    plain = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**CONFIG)).float()
+    wanted = plain.state_dict()
+    plain.load_state_dict({key: state[key].float() for key in wanted})
+    plain.config._attn_implementation = "eager"
+    return plain.eval(), len(scales)
+
+
+def make_variant(name, root, seed):
+    variant = gemma_variants.Variant("gemma3", CONFIG, "BF16", brief=True)
+    number = list(SCHEMES).index(name)
+    generator = torch.Generator().manual_seed(seed + number)
+    model = gemma_variants.make_model(variant)
+    gemma_variants.randomise(model, variant, generator)
+    folder = root / name
+    with tempfile.TemporaryDirectory() as scratch:
+        source, written = pathlib.Path(scratch) / "source", pathlib.Path(scratch) / "written"
+        gemma_variants.write_checkpoint(model, variant, source)
+        tokenizer().save_pretrained(source)
+        oneshot(
+            model=str(source), dataset=calibration(generator), max_seq_length=LENGTH,
+            num_calibration_samples=SEQUENCES, recipe=GPTQModifier(targets="Linear", scheme=SCHEMES[name], ignore=["lm_head"]),
+            output_dir=str(written),
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in ("config.json", "model.safetensors"):
+            shutil.copyfile(written / file, folder / file)
+    reference, quantised = as_stored(folder)
+    assert quantised == 7 * CONFIG["num_hidden_layers"], f"{quantised} matrices were quantised"
+    goldens, facts = make_gemma.make_goldens(reference, variant, np.random.default_rng([seed, number]))
+    make_gemma.write_golden(folder / "golden.safetensors", goldens, facts, "tools/goldens/make_llmcompressor.py")
+    for file in folder.iterdir():
+        file.chmod(0o644)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{name:28} {size / 1024:4.0f} KiB  self-agreement {facts['worst']:.1e}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = pathlib.Path(__file__).resolve().parents[2] / "tests/data/models"
+    parser.add_argument("--output", type=pathlib.Path, default=default)
+    parser.add_argument("--variants", nargs="*", default=list(SCHEMES), choices=list(SCHEMES))
+    parser.add_argument("--seed", type=int, default=8300)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in args.variants:
+        make_variant(name, args.output, args.seed)
+
+
+if __name__ == "__main__":
+    main()
