@@ -80,6 +80,11 @@ template <typename Source>
 __host__ __device__ constexpr int slot_bytes() {
   return kSetWarps * Source::kPieceBytes;
 }
+// Of the weights; inputs follow.
+template <typename Source>
+__host__ __device__ constexpr int ring_bytes(int slots) {
+  return (slots * slot_bytes<Source>() + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment;
+}
 // Sums of a unit, in floats: [sets][column warps][tokens][rows].
 template <typename Source>
 __host__ __device__ constexpr int partial_stride(int row_warps) {
@@ -483,7 +488,7 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   __shared__ StreamBarriers barriers;
   extern __shared__ unsigned char unaligned[];
   unsigned char* ring = unaligned + (-shared_address(unaligned) & (kBoxAlignment - 1));
-  unsigned char* inputs = ring + plan.slots * slot_bytes<Source>();
+  unsigned char* inputs = ring + ring_bytes<Source>(plan.slots);
   auto* partials = reinterpret_cast<float*>(inputs + plan.slots * plan.slot_inputs);
   int partial_size = 0;
   for (int p = 0; p < plan.num_phases; ++p) {
@@ -535,7 +540,7 @@ size_t stream_block_bytes(const StreamPlan& plan, int slots) {
     partial =
         std::max(partial, partial_floats<Source>(plan.phases[p].row_warps, plan.partial_tokens));
   }
-  return kBoxAlignment + static_cast<size_t>(slots) * (slot_bytes<Source>() + plan.slot_inputs) +
+  return kBoxAlignment + ring_bytes<Source>(slots) + slots * plan.slot_inputs +
          kStreamBuffers * partial * sizeof(float) + plan.most_entries * sizeof(TokenTile);
 }
 
