@@ -25,16 +25,15 @@ bool fits(Stream& stream, const GatedMlpCall& call) {
 
 bool stream_int8_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls) {
   const int num_calls = static_cast<int>(calls.size());
-  int tokens = 0;  // of what is not routed
-  for (const GatedMlpCall& call : calls) {
-    if (call.groups == nullptr) tokens = static_cast<int>(call.out.dim(0));
-  }
-  StreamPlan plan = code_plan(tokens);
+  StreamPlan plan = code_plan(0);  // tiles of eight: experts have few, and making codes takes time
   int row_warps = 4;
   for (const GatedMlpCall& call : calls) {
     if (!fits(stream, call)) return false;
     row_warps = std::min(row_warps, code_row_warps(static_cast<int>(call.down->cols())));
-    if (call.groups == nullptr) continue;
+    if (call.groups == nullptr) {
+      plan.tokens = static_cast<int>(call.out.dim(0));
+      continue;
+    }
     plan.pairs = static_cast<int>(call.out.dim(0));
     plan.experts = static_cast<int>(call.gate->shape.dim(0));
     plan.offsets = call.groups->offsets.data<int32_t>();

@@ -9,9 +9,8 @@ constexpr int kMostSplits = 8;  // what every device's clusters may have
 // Stands for the others in questions about where it runs.
 constexpr auto kSample = few_tiles<FormatId::kW4G128, 2, 1, 3, true>;
 
-}  // namespace
-
-int blocks_in_clusters(Stream& stream, int splits) {
+// Blocks that run at once, one on a multiprocessor, in clusters of `splits`.
+int blocks_at_once(Stream& stream, int splits) {
   static int known[kMostSplits + 1] = {};  // devices of one machine are taken to be alike
   if (splits == 1) return stream.cuda().num_multiprocessors();
   if (known[splits] == 0) {
@@ -34,6 +33,8 @@ int blocks_in_clusters(Stream& stream, int splits) {
   return known[splits];
 }
 
+}  // namespace
+
 bool has_bulk_copies(Stream& stream) {
   static const bool compiled = [] {
     cudaFuncAttributes attributes{};
@@ -50,8 +51,8 @@ TilesShape few_tiles_shape(Stream& stream, const Products& products, int weight_
     // Short blocks, so that many can wait for memory at once, but no more of them for ten experts
     // than run at once.
     int row_warps = 2;
-    while (row_warps < kFewWarps && ceil_divide(products.rows, kTileRows * row_warps) * 10 >
-                                        2 * blocks_in_clusters(stream, 1)) {
+    while (row_warps < kFewWarps &&
+           ceil_divide(products.rows, kTileRows * row_warps) * 10 > 2 * blocks_at_once(stream, 1)) {
       row_warps *= 2;
     }
     return {1, {row_warps, 1, 0}};
@@ -66,7 +67,7 @@ TilesShape few_tiles_shape(Stream& stream, const Products& products, int weight_
       const int tiles = ceil_divide(products.rows, block_rows);
       for (int splits = 1; splits <= (clusters ? kMostSplits : 1); ++splits) {
         const bool enough = splits == 1 || pieces / splits >= kFewWarps / row_warps;
-        const int at_once = blocks_in_clusters(stream, splits);
+        const int at_once = blocks_at_once(stream, splits);
         const int blocks = tiles * splits;
         if (!enough || (blocks > at_once && splits > 1)) continue;
         // Inputs of eight tokens are read beside the weights of a block's rows; each further block

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/cuda/tensor_map.h"
 #include "ops/linear/cuda/int8_stream.h"
 #include "ops/linear/cuda/stream_codes.cuh"
@@ -5,7 +7,24 @@
 namespace braid::cuda {
 namespace {
 
-constexpr int kRowWarpsOfExperts = 4;
+constexpr int kMostRowWarps = 4, kMostTileTokens = 32;
+
+// Those with which a multiprocessor reads the fewest weights and inputs. Sums are exact, so it
+// makes no difference to results.
+int row_warps_of(Stream& stream, const Int8Products& p) {
+  if (p.experts > 0) return kMostRowWarps;
+  const int rows = p.up != nullptr ? 2 * p.rows : p.rows;
+  int best = 0;
+  int64_t least = 0;
+  for (int row_warps = p.up != nullptr ? 2 : 1; row_warps <= kMostRowWarps; row_warps *= 2) {
+    const int unit_rows = kTileRows * row_warps;
+    const int rounds =
+        ceil_divide(ceil_divide(rows, unit_rows), stream.cuda().num_multiprocessors());
+    const int64_t read = int64_t{rounds} * (unit_rows + std::min(p.tokens, kMostTileTokens));
+    if (best == 0 || read < least) least = read, best = row_warps;
+  }
+  return best;
+}
 
 }  // namespace
 
@@ -20,12 +39,12 @@ StreamPlan code_plan(int tokens) {
   plan.format = FormatId::kW8C;
   plan.tiles = true;
   plan.tokens = tokens;
-  plan.token_tiles = tokens <= 8 ? 1 : 4;
+  plan.token_tiles = tokens <= 8 ? 1 : kMostTileTokens / 8;
   return plan;
 }
 
 int code_row_warps(int cols) {
-  int row_warps = kSetWarps / 2;
+  int row_warps = kMostRowWarps;
   while (row_warps > 1 &&
          ceil_divide(cols, kSetWarps / row_warps * CodeSource::kPieceColumns) > kMostMadeSteps) {
     row_warps /= 2;
@@ -61,7 +80,6 @@ StreamPhase code_phase(const StreamPlan& plan, const Int8Products& p, int row_wa
   phase.y = p.y;
   phase.out_stride = p.y_stride;
   phase.counts = phase.awaits = -1;
-  phase.splits = 1;
   return phase;
 }
 
@@ -79,7 +97,7 @@ void stream_codes(Stream& stream, StreamPlan& plan) {
 }
 
 void stream_code_products(Stream& stream, const Int8Products& products) {
-  const bool gated = products.up != nullptr, routed = products.experts > 0;
+  const bool routed = products.experts > 0;
   StreamPlan plan = code_plan(routed ? 0 : products.tokens);
   if (routed) {
     plan.pairs = products.tokens;
@@ -87,9 +105,7 @@ void stream_code_products(Stream& stream, const Int8Products& products) {
     plan.offsets = products.offsets;
   }
   plan.num_phases = 1;
-  const int row_warps =
-      routed ? kRowWarpsOfExperts : tile_row_warps(stream, (gated ? 2 : 1) * products.rows, gated);
-  plan.phases[0] = code_phase(plan, products, row_warps);
+  plan.phases[0] = code_phase(plan, products, row_warps_of(stream, products));
   stream_codes(stream, plan);
 }
 

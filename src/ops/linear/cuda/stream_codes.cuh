@@ -25,6 +25,7 @@ struct CodeSource : TileSource<FormatId::kW8C> {
   using Sum = int32_t;
   static constexpr bool kCodes = true;
   static constexpr int kSets = 1;  // few instructions: eight warps keep up
+  static constexpr int kInputWarps = 3;
   static constexpr int kBoxColumns = 128, kRowGap = 16;
   static constexpr int kVectors = 4;  // of 128 columns that a warp has at a time, of each token
 
@@ -54,11 +55,13 @@ struct CodeSource : TileSource<FormatId::kW8C> {
     }
   }
 
-  // Of the activations of all columns, by a warp: place(step) is where a step's inputs belong.
-  template <typename Place>
+  // Of the activations of all columns, by a warp: place(step) is where a step's inputs belong, once
+  // ready() has been called.
+  template <typename Place, typename Ready>
   static __device__ __forceinline__ void make_codes(const StreamPhase& phase,
-                                                    const TokenTile& tokens, const Place& place) {
-    constexpr int kTogether = 2, kColumns = kVectors * 4 * kWarp;
+                                                    const TokenTile& tokens, const Place& place,
+                                                    const Ready& ready) {
+    constexpr int kTogether = 3, kColumns = kVectors * 4 * kWarp;
     const int lane = threadIdx.x % kWarp;
     const int step_shift = 9 - phase.row_shift;  // of step_columns()
     const int row_bytes = step_columns(phase) + kRowGap;
@@ -88,6 +91,7 @@ struct CodeSource : TileSource<FormatId::kW8C> {
           for (int j = 0; j < kVectors; ++j) largest[k] = max(largest[k], magnitude(v[k][j]));
         }
       }
+      if (first_token == 0) ready();
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
         const Int8Scale scale = int8_scale(warp_max(largest[k]));

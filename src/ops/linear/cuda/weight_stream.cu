@@ -1,9 +1,8 @@
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/check.h"
 #include "ops/cuda/tensor_map.h"
-#include "ops/linear/cuda/few_tiles.h"
+#include "ops/linear/cuda/digit_stream.h"
 #include "ops/linear/cuda/stream_rows.cuh"
 #include "ops/linear/cuda/weight_stream.h"
 #include "quant/tile_layout.h"
@@ -31,7 +30,7 @@ PieceSize piece_size(FormatId format, bool tiles) {
 }  // namespace
 
 int StreamPlan::most_tiles(bool routed) const {
-  const int tile = 8 * token_tiles;
+  const int tile = tile_tokens > 0 ? tile_tokens : 8 * token_tiles;
   if (!routed) return ceil_divide(tokens, tile);
   return std::min(pairs, experts + pairs / tile);
 }
@@ -94,7 +93,6 @@ StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int r
   phase.x = products.packed;
   phase.x_stride = products.packed_stride;
   phase.counts = phase.awaits = -1;
-  phase.splits = 1;
   const PieceSize piece = piece_size(products.format, products.tiles);
   const int step_columns = kSetWarps / row_warps * piece.columns;
   phase.steps = ceil_divide(products.cols, step_columns);
@@ -121,17 +119,6 @@ StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int r
   return phase;
 }
 
-bool should_split(Stream& stream, const StreamPlan& plan, const Products& products, int row_warps,
-                  int units_before) {
-  static const char* const chosen = std::getenv("BRAID_STREAM_SPLITS");
-  const int least = chosen == nullptr ? 2 : chosen[0] == '0' ? 8 : 1;
-  return plan.tiles && plan.experts == 0 && plan.token_tiles >= least && row_warps == 1 &&
-         units_before % 2 == 0 && products.tokens <= kMostTileTokens &&
-         2 * ceil_divide(products.rows, 2 * kTileRows) <= blocks_in_pairs(stream);
-}
-
-int blocks_in_pairs(Stream& stream) { return blocks_in_clusters(stream, 2); }
-
 void set_up_rows(const StreamPlan& plan, StreamPhase& phase, const Products& up, int row) {
   if (plan.tiles) {
     phase.up.tiles = up.weights + row * up.row_bytes;
@@ -156,6 +143,7 @@ void stream_weights(Stream& stream, StreamPlan& plan) {
 }
 
 void stream_products(Stream& stream, const Products& products) {
+  if (streams_digits(stream, products)) return stream_digit_products(stream, products);
   const bool routed = products.experts > 0;
   // The order of a token's sums does not depend on how many there are.
   const int rows = products.rows * std::max(products.experts, 1);
@@ -173,13 +161,11 @@ void stream_products(Stream& stream, const Products& products) {
     plan.num_phases = 1;
     plan.token_tiles = stream_token_tiles(plan, part.tokens, products.experts);
     StreamPhase& phase = plan.phases[0];
-    plan.experts = products.experts;
-    const bool split = should_split(stream, plan, part, row_warps, 0);
-    phase = stream_phase(plan, part, split ? 2 : row_warps, false);
-    phase.splits = split ? 2 : 1;
+    phase = stream_phase(plan, part, row_warps, false);
     phase.y = part.y;
     phase.out_stride = products.y_stride;
     (routed ? plan.pairs : plan.tokens) = part.tokens;
+    plan.experts = products.experts;
     plan.offsets = products.offsets;
     stream_weights(stream, plan);
   }

@@ -16,7 +16,8 @@
 //     .find_inputs(phase, tokens), once inputs are there; .of_token(token), by whole warps;
 //     .value(sum, of token, whether of the up rows)
 //   kCodes: inputs are int8 codes. Gated outputs are then float32, and a phase that awaits them
-//   has make_codes() bring them.
+//   has make_codes() bring them. kDigits: inputs are digits (digit_stream.h), gated outputs, too
+//   kTileTokens: of a tile of tokens; a lane has sums of kLaneTokens of them
 //
 // and on the host input_bytes(phase, tokens of a box), for a slot of the ring.
 
@@ -26,6 +27,7 @@
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
+#include "ops/linear/cuda/digits.cuh"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/weight_stream.h"
 
@@ -45,12 +47,15 @@ struct TokenTile {
 // products of the next one.
 inline constexpr int kStreamBuffers = 1;
 
+inline constexpr int kMostInputWarps = 3;
+
 struct StreamBarriers {
   uint64_t full[kMostSlots], empty[kMostSlots];
   uint64_t sums_full[kStreamBuffers], sums_empty[kStreamBuffers];
   uint64_t listed;
-  uint64_t incoming;  // the other half's sums are there
+  uint64_t turns[kMostInputWarps];  // to bring inputs
   int num_listed;
+  uint32_t largest[2][4];  // of the adding warps, for one token and the next
 };
 
 // The stages of all units of a block in turn, as each role goes through them.
@@ -62,6 +67,9 @@ class Ring {
   __device__ void advance() {
     if (++slot_ == slots_) slot_ = 0, parity_ ^= 1;
   }
+  __device__ void advance(int steps) {
+    for (slot_ += steps; slot_ >= slots_; slot_ -= slots_) parity_ ^= 1;
+  }
 
  private:
   int slots_, slot_ = 0;
@@ -71,6 +79,11 @@ class Ring {
 template <typename Source>
 __host__ __device__ constexpr int slot_bytes() {
   return kSetWarps * Source::kPieceBytes;
+}
+// Of the weights; inputs follow.
+template <typename Source>
+__host__ __device__ constexpr int ring_bytes(int slots) {
+  return (slots * slot_bytes<Source>() + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment;
 }
 // Sums of a unit, in floats: [sets][column warps][tokens][rows].
 template <typename Source>
@@ -92,15 +105,18 @@ struct PlainOutputs {
 
 template <typename Source, int kTokenTiles>
 struct StreamBlock {
-  static constexpr int kTokens = 8 * kTokenTiles;
+  static constexpr int kTokens = Source::kTileTokens * kTokenTiles;
   static constexpr int kMultipliers = Source::kSets * kSetWarps;
-  // One warp brings weights, one inputs; the last ones, of which the first finds out who the
-  // experts are, add up and store what the multiplying warps leave of a unit, while those go on.
+  // One warp brings weights, some inputs, each those of a unit; the last ones, of which the first
+  // finds out who the experts are, add up and store what the multiplying warps leave of a unit,
+  // while those go on.
   static constexpr int kAdders = Source::kSets > 1 && kTokenTiles > 1 ? 2 : 4;
   using Sum = typename Source::Sum;
   static constexpr int kAdderThreads = kAdders * kWarp;
+  static constexpr int kInputWarps = Source::kInputWarps;
+  static_assert(kInputWarps <= kMostInputWarps);
   static constexpr int kWeightWarp = kMultipliers, kInputWarp = kMultipliers + 1,
-                       kFirstAdder = kMultipliers + 2;
+                       kFirstAdder = kInputWarp + kInputWarps;
   static constexpr int kThreads = (kFirstAdder + kAdders) * kWarp;
 
   const StreamPlan& plan;
@@ -109,17 +125,11 @@ struct StreamBlock {
   uint32_t weights, inputs;  // of the ring's first slot
   float* partials;
   int partial_size;
-  float* incoming;  // [tokens, rows of a unit] of the block with the other half of the columns
-
-  // Of the columns, what a unit has: first, first + stride, … before end.
-  struct Steps {
-    int first, end, stride;
-  };
 
   __device__ uint32_t full(int slot) const { return shared_address(&barriers.full[slot]); }
   __device__ uint32_t empty(int slot) const { return shared_address(&barriers.empty[slot]); }
 
-  // Calls run(phase, index of the tile, tile, unit, steps) for this block's units.
+  // Calls run(phase, index of the tile, tile, unit) for this block's units.
   template <typename Run>
   __device__ void for_each_unit(const Run& run) const {
     int next = blockIdx.x;
@@ -130,7 +140,7 @@ struct StreamBlock {
         wait_barrier(shared_address(&barriers.listed), 0);
         tiles = barriers.num_listed;
       }
-      const int units = phase.blocks(), halves = phase.splits - 1;
+      const int units = phase.units();
       for (; next < tiles * units; next += gridDim.x) {
         const int tile = next < units ? 0 : next / units;
         const TokenTile tokens =
@@ -138,8 +148,7 @@ struct StreamBlock {
                 ? list[tile]
                 : TokenTile{0, static_cast<uint16_t>(min(kTokens, plan.tokens - tile * kTokens)),
                             tile * kTokens};
-        run(phase, tile, tokens, (next - tile * units) >> halves,
-            Steps{next & halves, phase.steps, phase.splits});
+        run(phase, tile, tokens, next - tile * units);
       }
       next -= tiles * units;
     }
@@ -188,46 +197,66 @@ struct StreamBlock {
 
   __device__ void bring_weights() {
     Ring ring(plan.slots);
-    for_each_unit(
-        [&](const StreamPhase& phase, int, const TokenTile& tokens, int unit, const Steps& steps) {
+    for_each_unit([&](const StreamPhase& phase, int, const TokenTile& tokens, int unit) {
 #pragma unroll 1
-          for (int step = steps.first; step < steps.end; step += steps.stride, ring.advance()) {
-            wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
-            Source::bring(phase, tokens.expert, unit, step,
-                          weights + ring.slot() * slot_bytes<Source>(), full(ring.slot()));
-          }
-        });
+      for (int step = 0; step < phase.steps; ++step, ring.advance()) {
+        wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
+        Source::bring(phase, tokens.expert, unit, step,
+                      weights + ring.slot() * slot_bytes<Source>(), full(ring.slot()));
+      }
+    });
   }
 
-  __device__ void bring_inputs() {
+  // What has to be looked up for a unit takes longer than a unit, so several warps do that at once;
+  // they have their turns in filling the ring.
+  __device__ void bring_inputs(int which) {
     const int lane = threadIdx.x % kWarp;
     Ring ring(plan.slots);
     bool waited = false;
+    int units = 0;
+    uint32_t turns = 0;
+    const auto begin_turn = [&] {
+      if (kInputWarps > 1 && units > 0) wait_barrier(turn(which), turns++ & 1);
+    };
     publish_to_copies();
-    for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int,
-                      const Steps& steps) {
+    for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int) {
       if (!waited && !phase.early) {
         wait_for_inputs();
         publish_to_copies();
         waited = true;
       }
+      if (units % kInputWarps != which) {
+        ++units;
+        return ring.advance(phase.steps);
+      }
+      if constexpr (Source::kCodes) {
+        if (phase.awaits >= 0) {
+          make_codes(phase, tile, tokens, ring, begin_turn);
+          end_turn(which);
+          ++units;
+          return;
+        }
+      }
       const uint16_t* row = nullptr;
       if (phase.x_rows != nullptr && lane < tokens.count) {
         row = phase.x + phase.x_rows[tokens.begin + lane] * phase.x_stride;
       }
-      if constexpr (Source::kCodes) {
-        if (phase.awaits >= 0) return make_codes(phase, tile, tokens, ring);
-      }
+      begin_turn();
       int there = 0;  // columns of the inputs
-      for (int step = steps.first; step < steps.end; step += steps.stride, ring.advance()) {
+      for (int step = 0; step < phase.steps; ++step, ring.advance()) {
         wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
         if (phase.awaits >= 0 && there < phase.cols) {
           const int end = min((step + 1) * Source::step_columns(phase), phase.cols);
-          while (there < end) there = columns_there(phase, tile);
+          while (there < end) {
+            there = columns_there(phase, tile);
+            if (there > 0) publish_to_copies();
+          }
         }
         Source::template bring_inputs<kTokens>(
             phase, tokens, step, row, inputs + ring.slot() * plan.slot_inputs, full(ring.slot()));
       }
+      end_turn(which);
+      ++units;
     });
     if (!waited) wait_for_inputs();
   }
@@ -236,17 +265,17 @@ struct StreamBlock {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int set = warp / kSetWarps;
     Ring ring(plan.slots), buffers(kStreamBuffers);
-    for_each_unit([&](const StreamPhase& phase, int, const TokenTile& tokens, int unit,
-                      const Steps& steps) {
+    for_each_unit([&](const StreamPhase& phase, int, const TokenTile& tokens, int unit) {
       const int row_warp = warp & (phase.row_warps - 1);
       const int column_warp = warp % kSetWarps >> phase.row_shift;
       typename Source::template Lane<kTokenTiles> own(phase, tokens, unit, row_warp, column_warp,
                                                       lane);
-      Sum sums[Source::kRows / 16][kTokenTiles][4] = {};
+      constexpr int kLaneTokens = Source::kLaneTokens;
+      Sum sums[Source::kRows / 16][kTokenTiles][2 * kLaneTokens] = {};
       const int first_turn = ring.slot() % Source::kSets;
       int turn = first_turn;
 #pragma unroll 1
-      for (int step = steps.first; step < steps.end; step += steps.stride, ring.advance()) {
+      for (int step = 0; step < phase.steps; ++step, ring.advance()) {
         const bool own_turn = turn == set;
         if (++turn == Source::kSets) turn = 0;
         if (!own_turn) continue;
@@ -260,25 +289,21 @@ struct StreamBlock {
 
       wait_barrier(sums_empty(buffers.slot()), buffers.parity() ^ 1);
       const int row_stride = partial_stride<Source>(phase.row_warps);
-      // By the steps of a unit, wherever in the ring they are; where there is one row warp, the
-      // second half of the column warps behind the first.
+      // By the steps of a unit, wherever in the ring they are.
       const int turn_of_set = (set - first_turn + Source::kSets) % Source::kSets;
-      const int part =
-          phase.row_warps > 1
-              ? (turn_of_set << (kSetShift - phase.row_shift)) + column_warp
-              : (column_warp / kHalf * Source::kSets + turn_of_set) * kHalf + column_warp % kHalf;
+      const int part = (turn_of_set << (kSetShift - phase.row_shift)) + column_warp;
       Sum* own_part = reinterpret_cast<Sum*>(partials) + buffers.slot() * partial_size +
                       part * plan.partial_tokens * row_stride + row_warp * Source::kRows + lane / 4;
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int token = 8 * t + 2 * (lane % 4) + i;
+        for (int i = 0; i < kLaneTokens; ++i) {
+          const int token = Source::kTileTokens * t + kLaneTokens * (lane % 4) + i;
           if (token >= tokens.count) continue;
 #pragma unroll
           for (int r = 0; r < Source::kRows / 16; ++r) {
             own_part[token * row_stride + r * 16] = sums[r][t][i];
-            own_part[token * row_stride + r * 16 + 8] = sums[r][t][i + 2];
+            own_part[token * row_stride + r * 16 + 8] = sums[r][t][i + kLaneTokens];
           }
         }
       }
@@ -291,47 +316,40 @@ struct StreamBlock {
   __device__ void add_up() {
     const int thread = threadIdx.x - kFirstAdder * kWarp;
     Ring buffers(kStreamBuffers);
-    for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit,
-                      const Steps& steps) {
+    for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit) {
       typename Source::Outputs outputs(phase, tokens, unit, thread);
       wait_barrier(sums_full(buffers.slot()), buffers.parity());
       outputs.find_inputs(phase, tokens);
       const Sum* partial = reinterpret_cast<const Sum*>(partials) + buffers.slot() * partial_size;
       const int row_stride = partial_stride<Source>(phase.row_warps);
       const int part_stride = plan.partial_tokens * row_stride;
-      // Halves as two blocks would have them, so that a split changes no bit.
-      const int halves = phase.row_warps > 1 ? 1 : 2;
-      const int parts = kMultipliers >> phase.row_shift >> (halves - 1);
+      const int parts = kMultipliers >> phase.row_shift;
       const int shift = kRowShift + phase.row_shift, rows = 1 << shift;
       const auto sum_of = [&](int token, int row) {
         const Sum* at = partial + token * row_stride + row;
-        Sum sums[2] = {};
-#pragma unroll 1
-        for (int half = 0; half < halves; ++half) {
+        Sum sum = 0;
 #pragma unroll 4
-          for (int k = 0; k < parts; ++k, at += part_stride) sums[1] += *at;
-          if (half + 1 < halves) sums[0] = sums[1], sums[1] = 0;
-        }
-        return sums[0] + sums[1];
+        for (int k = 0; k < parts; ++k, at += part_stride) sum += *at;
+        return sum;
       };
-      if (steps.first > 0) {
-        for (int i = thread; i < tokens.count << shift; i += kAdderThreads) {
-          store_to_first(incoming + i, sum_of(i >> shift, i & (rows - 1)));
-        }
-        __syncwarp();
-        if (thread % kWarp == 0) arrive_at_first(shared_address(&barriers.incoming));
-      } else if (!phase.gated) {
+      if (!phase.gated) {
         const int first_row = unit << shift;
-        if (phase.splits > 1) wait_for_cluster(shared_address(&barriers.incoming), 0);
 #pragma unroll 1
         for (int i = thread; i < tokens.count << shift; i += kAdderThreads) {
           const int token = i >> shift, row = i & (rows - 1);
           const float of_token = outputs.of_token(token);
           if (first_row + row < phase.rows) {
-            float value = outputs.value(sum_of(token, row), of_token, false);
-            if (phase.splits > 1) value += incoming[i];
-            phase.y[(tokens.begin + token) * phase.out_stride + first_row + row] = value;
+            phase.y[(tokens.begin + token) * phase.out_stride + first_row + row] =
+                outputs.value(sum_of(token, row), of_token, false);
           }
+        }
+      } else if constexpr (Source::kDigits) {
+        static_assert(kAdderThreads == kDigitGroup);
+#pragma unroll 1
+        for (int token = 0; token < tokens.count; ++token) {
+          const float gate = sum_of(token, thread), up = sum_of(token, kDigitGroup + thread);
+          const float active = phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
+          store_digit(phase, token, unit, thread, active * up);
         }
       } else {
         const int half = rows / 2, first_row = unit * half;
@@ -369,29 +387,59 @@ struct StreamBlock {
   }
 
  private:
-  static constexpr int kHalf = kSetWarps / 2;  // of the column warps
   static constexpr int kSetShift = 3, kRowShift = Source::kRows == 16 ? 4 : 5;
   static_assert(kSetWarps == 1 << kSetShift && Source::kRows == 1 << kRowShift);
 
   __device__ uint32_t sums_full(int i) const { return shared_address(&barriers.sums_full[i]); }
   __device__ uint32_t sums_empty(int i) const { return shared_address(&barriers.sums_empty[i]); }
 
+  // An activation, one of kDigitGroup that the adding threads have.
+  __device__ void store_digit(const StreamPhase& phase, int token, int unit, int thread,
+                              float value) const {
+    uint32_t* const largest = barriers.largest[token % 2];
+    const uint32_t of_warp = warp_max(magnitude(value));
+    if (thread % kWarp == 0) largest[thread / kWarp] = of_warp;
+    sync_adders();
+    const DigitScale scale =
+        digit_scale(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
+    const Digits digits = digits_of(value, scale.inverse);
+    int8_t* const to = phase.digits + 2 * token * phase.out_stride + unit * kDigitGroup;
+    const int place = digit_place(thread);
+    to[place] = static_cast<int8_t>(digits.high);
+    to[phase.out_stride + place] = static_cast<int8_t>(digits.low);
+    if (thread == 0) {
+      *digit_scale_at(phase.digits, phase.out_stride, plan.tokens, token, unit) = scale.scale;
+    }
+  }
+
+  __device__ uint32_t turn(int i) const { return shared_address(&barriers.turns[i]); }
+  __device__ void end_turn(int which) const {
+    __syncwarp();
+    if (kInputWarps > 1 && threadIdx.x % kWarp == 0) arrive(turn((which + 1) % kInputWarps));
+  }
+
   // Of a whole row at once, since its scale depends on all of it: there must be slots for its
   // steps.
+  template <typename BeginTurn>
   __device__ void make_codes(const StreamPhase& phase, int tile, const TokenTile& tokens,
-                             Ring& ring) const {
-    Ring ahead = ring;
-#pragma unroll 1
-    for (int step = 0; step < phase.steps; ++step, ahead.advance()) {
-      wait_barrier(empty(ahead.slot()), ahead.parity() ^ 1);
-    }
+                             Ring& ring, const BeginTurn& begin_turn) const {
     while (columns_there(phase, tile) < phase.cols) {
     }
     const int first_slot = ring.slot();
-    Source::make_codes(phase, tokens, [&](int step) {
-      const int slot = first_slot + step;
-      return inputs + (slot < plan.slots ? slot : slot - plan.slots) * plan.slot_inputs;
-    });
+    Source::make_codes(
+        phase, tokens,
+        [&](int step) {
+          const int slot = first_slot + step;
+          return inputs + (slot < plan.slots ? slot : slot - plan.slots) * plan.slot_inputs;
+        },
+        [&] {
+          begin_turn();
+          Ring ahead = ring;
+#pragma unroll 1
+          for (int step = 0; step < phase.steps; ++step, ahead.advance()) {
+            wait_barrier(empty(ahead.slot()), ahead.parity() ^ 1);
+          }
+        });
     __syncwarp();
 #pragma unroll 1
     for (int step = 0; step < phase.steps; ++step, ring.advance()) {
@@ -413,35 +461,7 @@ struct StreamBlock {
     const unsigned missing = ~__ballot_sync(0xffffffffu, done);
     const int parts = missing == 0 ? kWarp : __ffs(static_cast<int>(missing)) - 1;
     __syncwarp();
-    if (parts > 0) publish_to_copies();
     return min(parts * kCountedColumns, phase.cols);
-  }
-
-  // In the first block of the pair.
-  static __device__ void store_to_first(float* to, float value) {
-    asm volatile(
-        "{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, 0;\n"
-        "st.shared::cluster.f32 [there], %1;\n}" ::"r"(shared_address(to)),
-        "f"(value)
-        : "memory");
-  }
-  static __device__ void arrive_at_first(uint32_t barrier) {
-    asm volatile(
-        "{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, 0;\n"
-        "fence.acq_rel.cluster;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier)
-        : "memory");
-  }
-  static __device__ void wait_for_cluster(uint32_t barrier, uint32_t parity) {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni over;\n"
-        "bra.uni again;\n"
-        "over:\n}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
   }
 
   static __device__ void sync_adders() {
@@ -468,22 +488,20 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   __shared__ StreamBarriers barriers;
   extern __shared__ unsigned char unaligned[];
   unsigned char* ring = unaligned + (-shared_address(unaligned) & (kBoxAlignment - 1));
-  unsigned char* inputs = ring + plan.slots * slot_bytes<Source>();
+  unsigned char* inputs = ring + ring_bytes<Source>(plan.slots);
   auto* partials = reinterpret_cast<float*>(inputs + plan.slots * plan.slot_inputs);
   int partial_size = 0;
   for (int p = 0; p < plan.num_phases; ++p) {
     partial_size =
         max(partial_size, partial_floats<Source>(plan.phases[p].row_warps, plan.partial_tokens));
   }
-  float* const incoming = partials + kStreamBuffers * partial_size;
   Block block{plan,
               barriers,
-              reinterpret_cast<TokenTile*>(incoming + plan.incoming_floats),
+              reinterpret_cast<TokenTile*>(partials + kStreamBuffers * partial_size),
               shared_address(ring),
               shared_address(inputs),
               partials,
-              partial_size,
-              incoming};
+              partial_size};
   const int warp = threadIdx.x / kWarp;
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < plan.slots; ++slot) {
@@ -495,18 +513,14 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
       init_barrier(shared_address(&barriers.sums_empty[i]), Block::kAdders);
     }
     init_barrier(shared_address(&barriers.listed), 1);
-    init_barrier(shared_address(&barriers.incoming), Block::kAdders);
+    for (uint64_t& turn : barriers.turns) init_barrier(shared_address(&turn), 1);
     publish_barriers();
   }
-  if (plan.in_pairs) {
-    sync_cluster();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   if (warp == Block::kWeightWarp) {
     if (threadIdx.x % kWarp == 0) block.bring_weights();
-  } else if (warp == Block::kInputWarp) {
-    block.bring_inputs();
+  } else if (warp >= Block::kInputWarp && warp < Block::kFirstAdder) {
+    block.bring_inputs(warp - Block::kInputWarp);
   } else if (warp >= Block::kFirstAdder) {
     if (warp == Block::kFirstAdder && plan.experts > 0) block.list_experts();
     block.add_up();
@@ -526,9 +540,8 @@ size_t stream_block_bytes(const StreamPlan& plan, int slots) {
     partial =
         std::max(partial, partial_floats<Source>(plan.phases[p].row_warps, plan.partial_tokens));
   }
-  return kBoxAlignment + static_cast<size_t>(slots) * (slot_bytes<Source>() + plan.slot_inputs) +
-         (kStreamBuffers * partial + plan.incoming_floats) * sizeof(float) +
-         plan.most_entries * sizeof(TokenTile);
+  return kBoxAlignment + ring_bytes<Source>(slots) + slots * plan.slot_inputs +
+         kStreamBuffers * partial * sizeof(float) + plan.most_entries * sizeof(TokenTile);
 }
 
 template <typename Source, int kTokenTiles>
@@ -546,19 +559,15 @@ void launch_stream(Stream& stream, StreamPlan& plan) {
   for (int p = 0; p < plan.num_phases; ++p) {
     const StreamPhase& phase = plan.phases[p];
     plan.slot_inputs = std::max(plan.slot_inputs, Source::input_bytes(phase, Block::kTokens));
-    units = std::max(units, plan.most_tiles(phase.routed) * phase.blocks());
-    if (phase.splits == 1) continue;
-    plan.in_pairs = true;
-    plan.incoming_floats = std::max(plan.incoming_floats, plan.partial_tokens * phase.unit_rows);
+    units = std::max(units, plan.most_tiles(phase.routed) * phase.units());
   }
-  const int blocks = plan.in_pairs ? std::min(ceil_divide(units, 2) * 2, blocks_in_pairs(stream))
-                                   : std::min(units, stream.cuda().num_multiprocessors());
+  const int blocks = std::min(units, stream.cuda().num_multiprocessors());
   // No more of them than a block fills once, so that others find room beside a small matrix.
   int needed = 0;
   for (int p = 0; p < plan.num_phases; ++p) {
     const StreamPhase& phase = plan.phases[p];
-    needed += ceil_divide(plan.most_tiles(phase.routed) * phase.blocks(), std::max(blocks, 1)) *
-              ceil_divide(phase.steps, phase.splits);
+    needed += ceil_divide(plan.most_tiles(phase.routed) * phase.units(), std::max(blocks, 1)) *
+              phase.steps;
   }
   constexpr int kSets = Source::kSets;
   plan.slots = std::min(ceil_divide(std::max(needed, 1), kSets), kMostSlots / kSets) * kSets;
@@ -580,22 +589,7 @@ void launch_stream(Stream& stream, StreamPlan& plan) {
                                           static_cast<int>(bytes)));
     allowed = bytes;
   }
-  if (!plan.in_pairs) {
-    return launch(stream, kernel, static_cast<unsigned>(blocks), Block::kThreads, bytes, plan);
-  }
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {2, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(Block::kThreads);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream.cuda().handle();
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  BRAID_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, plan));
+  launch(stream, kernel, static_cast<unsigned>(blocks), Block::kThreads, bytes, plan);
 }
 
 // The kernels for weights in tiles, with two sizes of tiles of tokens.

@@ -36,7 +36,6 @@ struct StreamPhase {
   int unit_rows;   // of those, what a block makes at a time
   int cols;
   int steps;      // of the columns
-  int splits;     // 2: two blocks share each unit and take turns in its steps; see should_split()
   int row_warps;  // 1 (tiles), 2, 4 or 8 of each eight warps; the others take further columns
   int row_shift;  // 2^row_shift row warps
   bool gated;     // outputs are activation(gate) ⊙ up, rounded to bfloat16
@@ -55,7 +54,8 @@ struct StreamPhase {
   float* x_scales;
   const float* activated;
   int64_t activated_stride;
-  float* y;  // [tokens or pairs, rows], or if gated and not of codes:
+  int8_t* digits;  // gated outputs, where inputs are digits (digit_stream.h)
+  float* y;        // [tokens or pairs, rows], or if gated and of bfloat16:
   uint16_t* packed;
   int64_t out_stride;
   // What others read has a counter for each kCountedColumns of its columns and each tile of tokens,
@@ -65,7 +65,6 @@ struct StreamPhase {
   int awaited_unit_rows;
 
   __host__ __device__ int units() const { return (rows + unit_rows - 1) / unit_rows; }
-  __host__ __device__ int blocks() const { return units() * splits; }  // that a tile's units take
 };
 
 // Columns of a counter; inputs that others make have at most 32 of those.
@@ -82,16 +81,16 @@ struct StreamPlan {
   int tokens;  // of phases that are not routed
   int pairs, experts;
   const int32_t* offsets;  // [experts + 1]
-  int token_tiles;         // 1, 2 or 4 of 8 tokens; tiles: 1 or 2
+  int token_tiles;         // 1, 2 or 4 of 8 tokens; tiles: 1 or 2; digits: 1 or 4 of 4
 
   int32_t* counters;
   int num_counters;
   int slots;           // of the ring
   int slot_inputs;     // bytes
   int partial_tokens;  // whose sums have room in shared memory
-  bool in_pairs;       // blocks, where a phase is split
-  int incoming_floats;
   int most_entries;
+
+  int tile_tokens;  // of a tile; 0: 8 · token_tiles
 
   // Tiles of tokens.
   int most_tiles(bool routed) const;
@@ -116,14 +115,6 @@ StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int r
                          bool gated);
 // The up rows of a gated phase: they begin at row `row` of `up`'s first matrix.
 void set_up_rows(const StreamPlan& plan, StreamPhase& phase, const Products& up, int row);
-
-// Whether a phase behind units_before units of others that would have one row warp is better split,
-// with two: of narrow units the inputs are as large as the weights. Of a plan, one phase may be. No
-// sum's order changes.
-bool should_split(Stream& stream, const StreamPlan& plan, const Products& products, int row_warps,
-                  int units_before);
-// Blocks that run at once in pairs that read each other's shared memory.
-int blocks_in_pairs(Stream& stream);
 
 // Queues the kernel of a plan whose phases, sizes and counters are known.
 void stream_weights(Stream& stream, StreamPlan& plan);
