@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 #include "base/check.h"
@@ -409,8 +408,7 @@ template <int kDim, typename Stored>
 void run(const AttentionCall& call) {
   using S = Shapes<kDim, Stored>;
   TilePlan plan = plan_tiles(call, kTileQueries);
-  static const char* const variant = std::getenv("BRAID_TILES");
-  if (S::ManyTile::kQueries == kManyTileQueries && variant == nullptr &&
+  if (S::ManyTile::kQueries == kManyTileQueries &&
       plan.num_tiles * call.kv_heads() > call.stream.cuda().num_multiprocessors()) {
     plan = plan_tiles(call, kManyTileQueries);
   }

@@ -9,6 +9,7 @@
 #include "ops/cuda/tensor_core.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
 #include "ops/gated_delta/cuda/delta_chunks.h"
+#include "ops/linear/cuda/turned_rows.cuh"
 #include "ops/norm/cuda/rms_norm.cuh"
 
 namespace braid::cuda {
@@ -46,22 +47,10 @@ __device__ __forceinline__ uint32_t piece_address(const uint16_t (*rows)[kColumn
   return shared_address(rows) + row * kColumns * 2 + ((piece ^ (row & 7)) * 16);
 }
 
-__device__ __forceinline__ uint32_t packed(float x, float y) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
-// An 8 × 8 matrix of 16-bit elements, of which lane l holds two of row l / 4, turned over.
-__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
-  uint32_t result;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
-  return result;
-}
-
 // A product's sums [16, 8] as the right operand of another.
 __device__ __forceinline__ void as_operand(const float (&c)[4], uint32_t (&b)[2]) {
-  b[0] = transposed(packed(c[0], c[1]));
-  b[1] = transposed(packed(c[2], c[3]));
+  b[0] = transposed(pack_bfloat16(c[0], c[1]));
+  b[1] = transposed(pack_bfloat16(c[2], c[3]));
 }
 
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4],
@@ -241,7 +230,8 @@ struct Chunks {
           diagonal[0] = first;
           diagonal[1] = second;
         }
-        *reinterpret_cast<uint32_t*>(&to[i][(n ^ (i & 7)) * 8 + pair]) = packed(first, second);
+        *reinterpret_cast<uint32_t*>(&to[i][(n ^ (i & 7)) * 8 + pair]) =
+            pack_bfloat16(first, second);
       }
     }
   }

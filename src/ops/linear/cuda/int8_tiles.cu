@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "ops/linear/cuda/int8_products.h"
 #include "ops/linear/cuda/int8_stream.h"
+#include "ops/linear/cuda/sum_before.cuh"
 #include "ops/linear/cuda/tiles.cuh"
 #include "ops/linear/cuda/turned_rows.cuh"
 #include "ops/linear/cuda/warpgroup.cuh"
@@ -157,28 +158,13 @@ class Items {
       return;
     }
     __shared__ int warp_tiles[kTileThreads / kWarp];
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     // A thread has neighbouring experts.
     const int each = (p.experts + kTileThreads - 1) / kTileThreads;
     const int first = min(static_cast<int>(threadIdx.x) * each, p.experts);
     const int last = min(first + each, p.experts);
-    int tiles = 0;
+    int tiles = 0, all = 0;
     for (int e = first; e < last; ++e) tiles += tiles_of(e);
-    int through = tiles;  // of this thread and the ones before
-#pragma unroll
-    for (int distance = 1; distance < kWarp; distance *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, through, distance);
-      if (lane >= distance) through += other;
-    }
-    if (lane == kWarp - 1) warp_tiles[warp] = through;
-    __syncthreads();
-    int all = 0;
-#pragma unroll
-    for (int w = 0; w < kTileThreads / kWarp; ++w) {
-      if (w < warp) through += warp_tiles[w];
-      all += warp_tiles[w];
-    }
-    int before = through - tiles;
+    int before = sum_before<kTileThreads>(tiles, warp_tiles, all);
     for (int e = first; e < last; ++e) {
       first_tiles[e] = before;
       before += tiles_of(e);

@@ -1,12 +1,12 @@
 // Compiled for sm_90a alone.
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/check.h"
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/tensor_map.h"
+#include "ops/linear/cuda/sum_before.cuh"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/tiles.cuh"
 #include "ops/linear/cuda/turned_rows.cuh"
@@ -83,14 +83,10 @@ __device__ void order_experts(const WideProducts& p, Shared& shared, int* keys) 
     if (e >= p.experts) break;
     const int own = keys[e];
     int place = 0;
-    if (p.variant & 1) {
-      place = e;
-    } else {
 #pragma unroll 4
-      for (int other = 0; other < compared; other += 4) {
-        const int4 four = *reinterpret_cast<const int4*>(keys + other);
-        place += (four.x > own) + (four.y > own) + (four.z > own) + (four.w > own);
-      }
+    for (int other = 0; other < compared; other += 4) {
+      const int4 four = *reinterpret_cast<const int4*>(keys + other);
+      place += (four.x > own) + (four.y > own) + (four.z > own) + (four.w > own);
     }
     shared.order[place] = static_cast<uint16_t>(e);
     shared.first_tile[place] = static_cast<uint16_t>(tiles_of(tokens[i]));
@@ -100,34 +96,22 @@ __device__ void order_experts(const WideProducts& p, Shared& shared, int* keys) 
 
 // first_tile becomes the sum of those in front; all threads call it.
 __device__ void add_up_tiles(const WideProducts& p, Shared& shared) {
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   constexpr int kEach = (kMostExperts + kWideThreads - 1) / kWideThreads;
   const int first = min(static_cast<int>(threadIdx.x) * kEach, p.experts);
   const int last = min(first + kEach, p.experts);
-  int own[kEach] = {}, sum = 0;
+  int own[kEach] = {}, sum = 0, all = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     if (first + i < last) own[i] = shared.first_tile[first + i];
     sum += own[i];
   }
-  int through = sum;
-#pragma unroll
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, through, distance);
-    if (lane >= distance) through += other;
-  }
-  if (lane == kWarp - 1) shared.warp_tiles[warp] = through;
-  __syncthreads();
-  int before = through - sum;
-  for (int w = 0; w < warp; ++w) before += shared.warp_tiles[w];
+  int before = sum_before<kWideThreads>(sum, shared.warp_tiles, all);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     if (first + i < last) shared.first_tile[first + i] = static_cast<uint16_t>(before);
     before += own[i];
   }
-  if (threadIdx.x == kWideThreads - 1) {
-    shared.first_tile[p.experts] = static_cast<uint16_t>(before);
-  }
+  if (threadIdx.x == 0) shared.first_tile[p.experts] = static_cast<uint16_t>(all);
   __syncthreads();
 }
 
@@ -145,7 +129,7 @@ __device__ __forceinline__ void for_each_tile(const WideProducts& p, const Share
   for (int round = 0; round < items; round += blocks) {
     const int block = static_cast<int>(blockIdx.x);
     const int i = round + (backwards ? blocks - 1 - block : block);
-    backwards = !backwards && (p.variant & 2) == 0;
+    backwards = !backwards;
     if (i >= items) continue;
     int index, row_tile;
     if (i < total * full) {
@@ -218,11 +202,7 @@ __device__ void bring(const WideProducts& p, Shared& shared, uint32_t stages) {
           const bool up = p.gated && box % 2 == 1;
           const int unit = tile.first + (p.gated ? box / 2 : box);
           const int row = tile.expert * p.expert_rows + (up ? p.up_row : 0) + unit * kBoxRows;
-          if (p.variant & 4) {
-            copy_box(stage + box * kBoxBytes, up ? &p.up : &p.weights, column, row, full);
-          } else {
-            stream_box(stage + box * kBoxBytes, up ? &p.up : &p.weights, column, row, full);
-          }
+          stream_box(stage + box * kBoxBytes, up ? &p.up : &p.weights, column, row, full);
         }
       }
       const uint4* const x = reinterpret_cast<const uint4*>(p.x) + step * (kTileColumns / 8);
@@ -370,8 +350,6 @@ bool runs_here() {
 
 WideProducts wide_products_of(const Products& products) {
   WideProducts p{};
-  static const char* const variant = std::getenv("BRAID_WIDE");
-  p.variant = variant == nullptr ? 0 : std::atoi(variant);
   p.expert_rows = static_cast<int>(products.matrix_bytes / products.row_bytes);
   p.weights = make_tensor_map(products.weights, int64_t{p.expert_rows} * products.experts,
                               products.cols, products.row_bytes / 2, kBoxRows);

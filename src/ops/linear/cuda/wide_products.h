@@ -28,7 +28,6 @@ struct WideProducts {
   int64_t out_stride;
   int tokens, experts;
   const int32_t* offsets;  // [experts + 1]
-  int variant;
 };
 
 // Whether products of these weights and inputs can be computed here: a multiple of 64 rows, among
