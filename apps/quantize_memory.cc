@@ -49,7 +49,7 @@ MemoryPlan quantize_memory_plan(const MemoryNeed& need, const QuantizeOptions& o
              need.hessian_bytes(shape));
     activations = device->workspace_bytes(model, step) +
                   step.tokens * model.hidden_size() * static_cast<int64_t>(sizeof(float));
-    device->add_stream(plan, "");
+    device->add_runner(plan, "", model, {.sequences = 0});
   }
   const int64_t solver = need.solver_bytes(shape);
   if (on_cpu) {
