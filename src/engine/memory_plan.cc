@@ -266,8 +266,7 @@ void add_model(MemoryPlan& plan, const std::string& name, const Model& model,
   }
   add_cache(plan, name, plan_cache(model.cache_layout(), cache), device);
   plan.add(MemoryKind::kWorkspace, name + "activations", device.workspace_bytes(model, step));
-  device.add_stream(plan, name);
-  device.add_graphs(plan, name, model, step);
+  device.add_runner(plan, name, model, step);
   // What comes later may use what loading has left.
   const int64_t later = plan.total() - before - weights.bytes;
   plan.add(MemoryKind::kWeights, name + "while loading", weights.beside - later);

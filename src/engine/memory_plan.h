@@ -73,6 +73,12 @@ class DeviceMemory {
   // What a stream takes, and the graphs of a runner.
   virtual void add_stream(MemoryPlan&, const std::string&) const {}
   virtual void add_graphs(MemoryPlan&, const std::string&, const Model&, const StepSize&) const {}
+  // Of a runner with a stream of its own.
+  void add_runner(MemoryPlan& plan, const std::string& name, const Model& model,
+                  const StepSize& step) const {
+    add_stream(plan, name);
+    add_graphs(plan, name, model, step);
+  }
 };
 std::unique_ptr<DeviceMemory> device_memory(Device device, int num_threads);
 

@@ -1,6 +1,7 @@
 #include "ops/fused/gated_mlps.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
@@ -68,6 +69,8 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
   if (rounds && (!can_round(stream, calls) || (!codes && calls.size() > 1))) return false;
   const OpScope op(stream, "gated_mlps", calls[0].gate->format->name,
                    [&] { return work_of(calls); });
+  static const bool without_codes = std::getenv("BRAID_PACKED_MLPS") != nullptr;
+  if (without_codes && !rounds && cuda::gated_mlps(stream, workspace, calls)) return true;
   if (codes) return cuda::int8_mlps(stream, workspace, calls);
   return rounds ? cuda::wide_gated_mlp(stream, workspace, calls[0])
                 : cuda::gated_mlps(stream, workspace, calls);

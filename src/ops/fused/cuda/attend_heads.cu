@@ -349,7 +349,7 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
   }();
   static_cast<void>(allowed);
   const size_t bytes = bytes_of(std::max(args.group, 1));
-  // As many splits as find room at once.
+  // As many splits as find room at once, but two at least: blocks push their results.
   static std::map<size_t, Rooms> known;
   const auto [found, first_time] = known.try_emplace(bytes);
   if (first_time) {
@@ -358,7 +358,7 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
   const Rooms& rooms = found->second;
   static const char* const wanted = getenv("BRAID_ATTEND_SPLITS");
   int splits = wanted ? atoi(wanted) : kMostSplits;
-  while (splits > 1 &&
+  while (splits > 2 &&
          (splits / 2 * Shape::kKeys >= most_keys || kv_heads * sequences > rooms[splits])) {
     splits /= 2;
   }

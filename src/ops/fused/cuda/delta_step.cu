@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/fused/cuda/delta_step.cuh"
@@ -230,7 +232,9 @@ LinearInput delta_step(Stream& stream, Workspace& workspace, const DeltaStepCall
     return packed.input(
         TensorView(call.raw.raw(), DType::kF32, {tokens, width}, call.raw.device()));
   };
-  if (whole && num_sequences * call.key_heads >= kManyPairs) {
+  static const char* const chosen = std::getenv("BRAID_DELTA_PAIRS");
+  const int many_pairs = chosen == nullptr ? kManyPairs : std::atoi(chosen);
+  if (whole && num_sequences * call.key_heads >= many_pairs) {
     stream_delta_steps(stream, args, num_sequences);
     return result();
   }

@@ -8,21 +8,34 @@ constexpr int kBuffers = 3;
 constexpr int kStateFloats = kMostDim * kMostDim, kStateBytes = kStateFloats * sizeof(float);
 constexpr int kAllThreads = kStepThreads + kWarp;  // with the warp that brings states
 
-// A value head of a sequence.
-struct Unit {
+// The value heads of this block's sequences in turn: the members of a key head follow one another.
+struct Units {
+  int pair;  // of a key head and a sequence
+  int member = 0;
+  int key_head, head;
   DeviceRecurrentRows rows;
-  int head, key_head, member;
 
-  // Unit u of this block: the members of a key head follow one another.
-  __device__ Unit(const StepArguments& args, int u) {
-    const int pair = blockIdx.x + u / args.ratio * gridDim.x;
-    member = u % args.ratio;
-    key_head = pair % args.delta.key_heads;
-    head = args.value_head(key_head, member);
-    rows = args.delta.sequences[pair / args.delta.key_heads];
+  __device__ Units(const StepArguments& args, float heads_inverse) : pair(blockIdx.x) {
+    find(args, heads_inverse);
+  }
+  __device__ void advance(const StepArguments& args, float heads_inverse, int num_pairs) {
+    if (++member == args.ratio) {
+      member = 0;
+      pair += gridDim.x;
+    }
+    if (pair < num_pairs) find(args, heads_inverse);
   }
   __device__ float* state(const StepArguments& args) const {
     return args.delta.state(rows.slot, head);
+  }
+
+ private:
+  __device__ void find(const StepArguments& args, float heads_inverse) {
+    // Exact: pairs are less than 2¹⁶.
+    const int sequence = static_cast<int>((static_cast<float>(pair) + 0.5f) * heads_inverse);
+    key_head = pair - sequence * args.delta.key_heads;
+    head = args.value_head(key_head, member);
+    rows = args.delta.sequences[sequence];
   }
 };
 
@@ -53,23 +66,27 @@ __device__ __forceinline__ void wait_for_writes() {
 
 // By one lane: brings the states of the units in turn, and takes them back.
 __device__ void bring_states(const StepArguments& args, Barriers& barriers, uint32_t buffers,
-                             int units) {
-  const auto load = [&](int u) {
-    const Unit unit(args, u);
-    const uint32_t full = shared_address(&barriers.full[u % kBuffers]);
-    if (unit.rows.fresh) return arrive(full);
-    arrive_and_expect(full, kStateBytes);
-    copy_bytes(buffers + u % kBuffers * kStateBytes, unit.state(args), kStateBytes, full);
-  };
-  for (int u = 0; u < min(units, kBuffers); ++u) load(u);
-  wait_for_inputs();
+                             int units, int num_pairs, float heads_inverse) {
+  Units brought(args, heads_inverse), taken = brought;
 #pragma unroll 1
-  for (int u = 0; u < units; ++u) {
-    wait_barrier(shared_address(&barriers.done[u % kBuffers]), u / kBuffers % 2);
-    write_state(Unit(args, u).state(args), buffers + u % kBuffers * kStateBytes);
-    if (u + kBuffers >= units) continue;
-    wait_for_reads();
-    load(u + kBuffers);
+  for (int u = 0; u < units + kBuffers; ++u) {
+    const int buffer = u % kBuffers;
+    if (u == kBuffers) wait_for_inputs();
+    if (u >= kBuffers) {
+      wait_barrier(shared_address(&barriers.done[buffer]), (u / kBuffers - 1) % 2);
+      write_state(taken.state(args), buffers + buffer * kStateBytes);
+      taken.advance(args, heads_inverse, num_pairs);
+    }
+    if (u >= units) continue;
+    if (u >= kBuffers) wait_for_reads();
+    const uint32_t full = shared_address(&barriers.full[buffer]);
+    if (brought.rows.fresh) {
+      arrive(full);
+    } else {
+      arrive_and_expect(full, kStateBytes);
+      copy_bytes(buffers + buffer * kStateBytes, brought.state(args), kStateBytes, full);
+    }
+    brought.advance(args, heads_inverse, num_pairs);
   }
   wait_for_writes();
 }
@@ -89,7 +106,8 @@ struct Fetched {
 };
 
 __global__ void __launch_bounds__(kAllThreads, 1)
-    delta_stream_kernel(const __grid_constant__ StepArguments args, int num_pairs) {
+    delta_stream_kernel(const __grid_constant__ StepArguments args, int num_pairs,
+                        float heads_inverse) {
   __shared__ Barriers barriers;
   __shared__ __align__(16) float mixed[3 * kMostDim];  // values, query, key
   __shared__ __align__(16) float gate[2][kMostDim], results[2][kMostDim];
@@ -110,15 +128,16 @@ __global__ void __launch_bounds__(kAllThreads, 1)
   if (threadIdx.x < kMostDim) norm[threadIdx.x] = args.norm[threadIdx.x];
   __syncthreads();
   if (warp == kStepWarps) {
-    if (lane == 0) bring_states(args, barriers, shared_address(buffers), units);
+    if (lane == 0) {
+      bring_states(args, barriers, shared_address(buffers), units, num_pairs, heads_inverse);
+    }
     return;
   }
 
   const int part = threadIdx.x / kMostDim, of_part = threadIdx.x % kMostDim;
   const int old_rows = args.conv_width - 1;
   Fetched next{};
-  const auto fetch = [&](int u) {
-    const Unit unit(args, u);
+  const auto fetch = [&](const Units& unit) {
     const int token = unit.rows.first_row;
     next.dt_bias = delta.dt_bias[unit.head];
     next.rate = delta.rate[unit.head];
@@ -148,45 +167,50 @@ __global__ void __launch_bounds__(kAllThreads, 1)
     }
   };
   wait_for_inputs();
-  if (units > 0) fetch(0);
+  Units ahead(args, heads_inverse);
+  // Begins with what is fetched for the first unit.
 #pragma unroll 1
-  for (int u = 0; u < units; ++u) {
-    const Unit unit(args, u);
-    const int token = unit.rows.first_row, buffer = u % kBuffers;
-    if (part == 3) {
-      gate[u % 2][of_part] = silu(next.newest);
-    } else if (part == 0 || unit.member == 0) {
-      float* const kept = args.kept_rows[unit.rows.slot] + next.channel;
-      float sum = 0;
+  for (int u = -1; u < units; ++u) {
+    const Units unit = ahead;
+    const int token = unit.rows.first_row;
+    const float dt_bias = next.dt_bias, rate = next.rate;
+    if (u >= 0) {
+      if (part == 3) {
+        gate[u % 2][of_part] = silu(next.newest);
+      } else if (part == 0 || unit.member == 0) {
+        float* const kept = args.kept_rows[unit.rows.slot] + next.channel;
+        float sum = 0;
 #pragma unroll
-      for (int j = 0; j < kMostWidth; ++j) {
-        if (j > old_rows) break;
-        const float input = j == old_rows ? next.newest : next.kept[min(j, kMostWidth - 2)];
-        sum = j == 0 ? input * next.taps[0] : fmaf(next.taps[j], input, sum);
-        if (j > 0) kept[int64_t{j - 1} * args.channels] = input;
+        for (int j = 0; j < kMostWidth; ++j) {
+          if (j > old_rows) break;
+          const float input = j == old_rows ? next.newest : next.kept[min(j, kMostWidth - 2)];
+          sum = j == 0 ? input * next.taps[0] : fmaf(next.taps[j], input, sum);
+          if (j > 0) kept[int64_t{j - 1} * args.channels] = input;
+        }
+        mixed[threadIdx.x] = silu(sum);
       }
-      mixed[threadIdx.x] = silu(sum);
-    }
-    float products[2] = {dot(next.b.y, next.x.y, dot(next.b.x, next.x.x, 0)),
-                         dot(next.a.y, next.x.y, dot(next.a.x, next.x.x, 0))};
+      float products[2] = {dot(next.b.y, next.x.y, dot(next.b.x, next.x.x, 0)),
+                           dot(next.a.y, next.x.y, dot(next.a.x, next.x.x, 0))};
 #pragma unroll 1
-    for (int c = 4 * (threadIdx.x + kStepThreads); c < args.cols; c += 4 * kStepThreads) {
-      const uint2 x = *reinterpret_cast<const uint2*>(args.x[token] + c);
+      for (int c = 4 * (threadIdx.x + kStepThreads); c < args.cols; c += 4 * kStepThreads) {
+        const uint2 x = *reinterpret_cast<const uint2*>(args.x[token] + c);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint16_t* weights =
+              (i == 0 ? args.b_weight : args.a_weight) + int64_t{unit.head} * args.cols;
+          const uint2 w = *reinterpret_cast<const uint2*>(weights + c);
+          products[i] = dot(w.y, x.y, dot(w.x, x.x, products[i]));
+        }
+      }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint16_t* weights =
-            (i == 0 ? args.b_weight : args.a_weight) + int64_t{unit.head} * args.cols;
-        const uint2 w = *reinterpret_cast<const uint2*>(weights + c);
-        products[i] = dot(w.y, x.y, dot(w.x, x.x, products[i]));
+        const float sum = warp_sum(products[i]);
+        if (lane == 0) partial[i][warp] = sum;
       }
+      ahead.advance(args, heads_inverse, num_pairs);
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float sum = warp_sum(products[i]);
-      if (lane == 0) partial[i][warp] = sum;
-    }
-    const float dt_bias = next.dt_bias, rate = next.rate;
-    if (u + 1 < units) fetch(u + 1);
+    if (u + 1 < units) fetch(ahead);
+    if (u < 0) continue;
     sync_steps();
 
     float gate_sum = partial[lane / kStepWarps][lane % kStepWarps];
@@ -200,6 +224,7 @@ __global__ void __launch_bounds__(kAllThreads, 1)
     const auto* keys = reinterpret_cast<const float4*>(mixed + 2 * kMostDim);
     const TokenScales scales(queries, keys, kMostDim, delta.epsilon);
 
+    const int buffer = u % kBuffers;
     auto* const rows = reinterpret_cast<float4*>(buffers + buffer * kStateBytes);
     const auto place = [&](int r, int j) {
       return LaneState::row_of(r) * (kMostDim / 4) + LaneState::vector(j);
@@ -258,7 +283,7 @@ void stream_delta_steps(Stream& stream, const StepArguments& args, int num_seque
   const int num_pairs = num_sequences * args.delta.key_heads;
   const int blocks = std::min(num_pairs, stream.cuda().num_multiprocessors());
   launch(stream, delta_stream_kernel, static_cast<unsigned>(blocks), kAllThreads, kBytes, args,
-         num_pairs);
+         num_pairs, 1 / static_cast<float>(args.delta.key_heads));
 }
 
 }  // namespace braid::cuda
