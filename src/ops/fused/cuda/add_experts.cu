@@ -16,8 +16,8 @@ constexpr int kMaxChoices = kWarp;
 // From here on the kernels of combine_with_dense() and add_branch() keep the memory busier.
 constexpr int kManyTokens = 256;
 // Rows of experts that are fetched together.
-template <int kThreads>
-constexpr int kRowsAtOnce = kThreads <= kFewThreads ? 10 : 8;
+template <int kThreads, typename Y = float>
+constexpr int kRowsAtOnce = kThreads <= kFewThreads || sizeof(Y) == 2 ? 10 : 8;
 
 // What the sums share: a block takes a token, each thread four elements of it.
 struct SumArguments {
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   wait_for_inputs();
   const float4 shared = load4<true>(args.shared[token], i, sum.width);
-  float4 v = combined<kRowsAtOnce<kThreads>>(args.experts, choices, i);
+  float4 v = combined<kRowsAtOnce<kThreads, Y>>(args.experts, choices, i);
   v = {fmaf(factor, shared.x, v.x), fmaf(factor, shared.y, v.y), fmaf(factor, shared.z, v.z),
        fmaf(factor, shared.w, v.w)};
   store_sum(sum, token, i, plus(old, v), gain);

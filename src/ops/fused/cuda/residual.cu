@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads, kVectors 
     sorted_weights[rank] = args.weights[token][choice];
   }
   __syncthreads();
-#pragma unroll(kVectors == 8 ? 1 : 4)
+#pragma unroll(kVectors == 8 ? 1 : sizeof(Y) == 2 ? 8 : 4)
   for (int n = 0; n < args.k; ++n) {
     const Y* y = args.y[sorted_places[n]];
     const float weight = sorted_weights[n];
