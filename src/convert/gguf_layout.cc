@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 
 #include "base/error.h"
@@ -22,11 +21,9 @@ namespace {
 constexpr float kStoppedPair = 1e30f;
 
 bool is_tower(std::string_view name) {
-  constexpr std::array<std::string_view, 7> kPrefixes = {
-      "vision_tower.", "audio_tower.",     "embed_vision.",         "embed_audio.",
-      "visual.",       "vision_embedder.", "multi_modal_projector."};
-  return std::any_of(kPrefixes.begin(), kPrefixes.end(),
-                     [&](std::string_view prefix) { return name.starts_with(prefix); });
+  const auto begins = [&](std::string_view prefix) { return name.starts_with(prefix); };
+  return std::ranges::any_of(gemma_tower_prefixes(), begins) ||
+         std::ranges::any_of(qwen_tower_prefixes(), begins);
 }
 
 // "layers.3.mlp.experts.7.up_proj.weight" as ("layers.3.mlp.experts.up_proj", 7).
@@ -35,16 +32,11 @@ struct SingleExpert {
   int64_t expert = 0;
 };
 std::optional<SingleExpert> single_expert(std::string_view name) {
-  constexpr std::string_view kMark = ".experts.", kEnd = ".weight";
-  const size_t at = name.find(kMark);
-  if (at == name.npos || !name.ends_with(kEnd)) return std::nullopt;
-  const size_t begin = at + kMark.size(), end = name.size() - kEnd.size();
-  SingleExpert single;
-  const auto [rest, error] = std::from_chars(name.data() + begin, name.data() + end, single.expert);
-  if (error != std::errc() || rest == name.data() + end || *rest != '.') return std::nullopt;
-  single.stack = std::string(name.substr(0, begin)) +
-                 std::string(rest + 1, static_cast<size_t>(name.data() + end - rest - 1));
-  return single;
+  const auto one = expert_name(name);
+  constexpr std::string_view kEnd = ".weight";
+  if (!one || !one->rest.starts_with('.') || !one->rest.ends_with(kEnd)) return std::nullopt;
+  const std::string_view matrix = one->rest.substr(1, one->rest.size() - 1 - kEnd.size());
+  return SingleExpert{std::string(one->stem) + std::string(matrix), one->expert};
 }
 
 std::vector<int64_t> range(int64_t begin, int64_t count) {

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "checkpoint/printable.h"
 #include "tokenizer/gguf_pre_patterns.h"
+#include "tokenizer/gguf_token_type.h"
 #include "tokenizer/tokenizer.h"
 
 namespace braid {
@@ -15,15 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-// tokenizer.ggml.token_type
-enum TokenType : int32_t {
-  kNormal = 1,
-  kUnknown = 2,
-  kControl = 3,
-  kUserDefined = 4,
-  kUnused = 5,
-  kByte = 6
-};
 // Of tokens that no merge makes.
 constexpr float kScoreOfParts = -1e6f;
 
@@ -63,20 +55,21 @@ class TokenizerSection {
       size = std::max(size, token.at("id").get<size_t>() + 1);
     }
     tokens_.resize(size);
-    types_.assign(size, kUnused);
+    types_.assign(size, GgufTokenType::kUnused);
     for (const auto& [text, id] : model.at("vocab").items()) {
-      set(id, text, byte_fallback && is_byte_token(text) ? kByte : kNormal);
+      set(id, text,
+          byte_fallback && is_byte_token(text) ? GgufTokenType::kByte : GgufTokenType::kNormal);
     }
     for (const json& token : file_.value("added_tokens", json::array())) {
       set(token.at("id"), token.at("content").get<std::string>(),
-          token.value("special", false) ? kControl : kUserDefined);
+          token.value("special", false) ? GgufTokenType::kControl : GgufTokenType::kUserDefined);
     }
     if (const json unknown = model.value("unk_token", json()); unknown.is_string()) {
       const auto found = ids_.find(unknown.get<std::string>());
-      if (found != ids_.end()) types_[found->second] = kUnknown;
+      if (found != ids_.end()) types_[found->second] = GgufTokenType::kUnknown;
     }
     for (size_t id = 0; id < size; ++id) {
-      if (types_[id] != kUnused) continue;
+      if (types_[id] != GgufTokenType::kUnused) continue;
       tokens_[id] = fmt::format("[PAD{}]", id);
       not_sampled_.push_back(static_cast<int32_t>(id));
     }

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "models/gemma3_config.h"
+#include "tokenizer/gguf_token_type.h"
 
 namespace braid {
 namespace {
@@ -90,11 +91,10 @@ std::string generation_text(const ModelFiles& files) {
 // SentencePiece vocabulary are.
 ordered_json merges_of(const std::vector<std::string>& tokens, const std::vector<double>& scores,
                        const std::vector<int64_t>& types) {
-  constexpr int64_t kNormal = 1, kUserDefined = 4;
   std::unordered_map<std::string_view, size_t> ids;
   std::vector<size_t> order;
   for (size_t id = 0; id < tokens.size(); ++id) {
-    if (types[id] != kNormal && types[id] != kUserDefined) continue;
+    if (types[id] != GgufTokenType::kNormal && types[id] != GgufTokenType::kUserDefined) continue;
     ids.emplace(tokens[id], id);
     order.push_back(id);
   }
@@ -132,7 +132,6 @@ void add_tokenizer(const ModelFiles& files, std::map<std::string, std::string>& 
       types->size() != tokens->size()) {
     metadata.fail("tokenizer.ggml.tokens", "tokens, scores and token_type must be there, one each");
   }
-  constexpr int64_t kUnknown = 2, kControl = 3, kUserDefined = 4;
   ordered_json vocabulary = ordered_json::object(), added = ordered_json::array();
   // Past ordered_json's own emplace(), which compares with every key there is.
   std::vector<std::pair<const std::string, ordered_json>>& entries =
@@ -143,15 +142,17 @@ void add_tokenizer(const ModelFiles& files, std::map<std::string, std::string>& 
     const std::string& text = (*tokens)[id];
     const int64_t type = (*types)[id];
     if (seen.insert(text).second) entries.emplace_back(text, id);
-    if (type == kUnknown) unknown = text;
-    if (type != kControl && type != kUnknown && type != kUserDefined) continue;
+    if (type == GgufTokenType::kUnknown) unknown = text;
+    if (type != GgufTokenType::kControl && type != GgufTokenType::kUnknown &&
+        type != GgufTokenType::kUserDefined)
+      continue;
     added.push_back({{"id", id},
                      {"content", text},
                      {"single_word", false},
                      {"lstrip", false},
                      {"rstrip", false},
                      {"normalized", false},
-                     {"special", type != kUserDefined}});
+                     {"special", type != GgufTokenType::kUserDefined}});
   }
   const ordered_json spaces = {{"String", " "}};
   ordered_json json = {

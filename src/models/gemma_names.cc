@@ -70,9 +70,15 @@ std::string gemma_gguf_name(std::string_view canonical) {
   return name.empty() ? name : fmt::format("blk.{}.{}", layer->block, name);
 }
 
+std::span<const std::string_view> gemma_tower_prefixes() {
+  static constexpr std::string_view kPrefixes[] = {"vision_tower.",    "audio_tower.",
+                                                   "embed_vision.",    "embed_audio.",
+                                                   "vision_embedder.", "multi_modal_projector."};
+  return kPrefixes;
+}
+
 void ignore_gemma_towers(WeightBinder& binder) {
-  for (std::string_view prefix : {"vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.",
-                                  "vision_embedder.", "multi_modal_projector."}) {
+  for (const std::string_view prefix : gemma_tower_prefixes()) {
     binder.ignore_prefix(prefix, "text only");
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,8 @@ void use_canonical_gemma_gguf_names(WeightMap& weights);
 // The name in a GGUF file of a canonical one, or an empty string.
 std::string gemma_gguf_name(std::string_view canonical);
 
+// How tensors of vision and audio towers and their projections begin.
+std::span<const std::string_view> gemma_tower_prefixes();
 // Marks vision and audio towers and their projections as not needed.
 void ignore_gemma_towers(WeightBinder& binder);
 

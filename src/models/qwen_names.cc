@@ -94,8 +94,13 @@ std::string qwen_gguf_name(std::string_view canonical, int64_t num_layers) {
   return name.empty() ? name : fmt::format("blk.{}.{}", first_block + layer->block, name);
 }
 
+std::span<const std::string_view> qwen_tower_prefixes() {
+  static constexpr std::string_view kPrefixes[] = {"visual.", "vision_tower."};
+  return kPrefixes;
+}
+
 void ignore_qwen_towers(WeightBinder& binder) {
-  for (std::string_view prefix : {"visual.", "vision_tower."}) {
+  for (const std::string_view prefix : qwen_tower_prefixes()) {
     binder.ignore_prefix(prefix, "text only");
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,8 @@ void use_canonical_qwen_gguf_names(WeightMap& weights, int64_t num_layers);
 // The name in a GGUF file of a canonical one, or an empty string.
 std::string qwen_gguf_name(std::string_view canonical, int64_t num_layers);
 
+// How tensors of the vision tower begin.
+std::span<const std::string_view> qwen_tower_prefixes();
 // Marks the vision tower as not needed.
 void ignore_qwen_towers(WeightBinder& binder);
 

@@ -52,4 +52,17 @@ void strip_decoder_prefixes(WeightMap& weights) {
   });
 }
 
+std::optional<ExpertName> expert_name(std::string_view tensor) {
+  constexpr std::string_view kMark = ".experts.";
+  const size_t at = tensor.find(kMark);
+  if (at == tensor.npos) return std::nullopt;
+  ExpertName result{.stem = tensor.substr(0, at + kMark.size()),
+                    .rest = tensor.substr(at + kMark.size())};
+  const char* const end = result.rest.data() + result.rest.size();
+  const auto [rest, error] = std::from_chars(result.rest.data(), end, result.expert);
+  if (error != std::errc() || result.expert < 0) return std::nullopt;
+  result.rest.remove_prefix(static_cast<size_t>(rest - result.rest.data()));
+  return result;
+}
+
 }  // namespace braid

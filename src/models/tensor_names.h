@@ -34,4 +34,12 @@ std::optional<BlockTensor> parse_layer_tensor(std::string_view name);
 // Strips "model.language_model.", "language_model.model.", "model." and "language_model.".
 void strip_decoder_prefixes(WeightMap& weights);
 
+// Of one of a layer's experts that are stored one by one.
+struct ExpertName {
+  std::string_view stem;  // up to and with "experts."
+  int64_t expert = 0;
+  std::string_view rest;  // ".gate_proj.weight"
+};
+std::optional<ExpertName> expert_name(std::string_view tensor);
+
 }  // namespace braid

@@ -189,6 +189,19 @@ void Hessian::finish(ThreadPool& pool) {
   });
 }
 
+double damp_until_factored(double damping, int64_t cols,
+                           const std::function<bool(double damping)>& factor) {
+  for (int attempt = 0; !factor(damping); ++attempt) {
+    if (attempt == kMaxAttempts) {
+      throw Error(
+          "a Hessian of {} columns has no factor, even with damping {}: its inputs are not finite",
+          cols, damping);
+    }
+    damping = std::max(10 * damping, 1e-4);
+  }
+  return damping;
+}
+
 InverseFactor invert_hessian(ThreadPool& pool, const Hessian& hessian, double damping,
                              ColumnOrder order, int64_t group) {
   const int64_t n = hessian.cols();
@@ -217,18 +230,10 @@ InverseFactor invert_hessian(ThreadPool& pool, const Hessian& hessian, double da
       }
     });
   };
-  result.damping = damping;
-  for (int attempt = 0;; ++attempt) {
-    fill(result.damping * mean);
-    if (factor_cholesky(pool, n, lower.data())) break;
-    if (attempt == kMaxAttempts) {
-      throw Error(
-          "a Hessian of {} columns has no factor, even with damping {}: its inputs are not "
-          "finite",
-          n, result.damping);
-    }
-    result.damping = std::max(10 * result.damping, 1e-4);
-  }
+  result.damping = damp_until_factored(damping, n, [&](double share) {
+    fill(share * mean);
+    return factor_cholesky(pool, n, lower.data());
+  });
   invert_lower(pool, n, lower.data());
   result.factor.resize(static_cast<size_t>(n * n));
   pool.parallel_for(n, kRowGrain, [&](int64_t begin, int64_t end, int) {

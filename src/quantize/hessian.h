@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -74,6 +75,11 @@ struct InverseFactor {
   double damping = 0;            // what was used in the end
   int64_t num_dead_columns = 0;  // never met by an input other than zero
 };
+
+// Calls factor(damping) until it says that there is a factor, with ten times the damping each time;
+// the damping that was enough. Throws Error if there never is one. cols: for the message.
+double damp_until_factored(double damping, int64_t cols,
+                           const std::function<bool(double damping)>& factor);
 
 // Damping is multiplied by 10 as often as needed for the matrix to be positive definite. Columns
 // whose diagonal is zero count as 1 there, and have no bearing on others.

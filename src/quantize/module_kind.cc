@@ -63,16 +63,4 @@ std::optional<int64_t> layer_of(std::string_view tensor) {
   return take_number(tensor);
 }
 
-std::optional<ExpertName> expert_name(std::string_view tensor) {
-  constexpr std::string_view kMark = ".experts.";
-  const size_t at = tensor.find(kMark);
-  if (at == tensor.npos) return std::nullopt;
-  ExpertName result{.stem = tensor.substr(0, at + kMark.size()),
-                    .rest = tensor.substr(at + kMark.size())};
-  const auto expert = take_number(result.rest);
-  if (!expert) return std::nullopt;
-  result.expert = *expert;
-  return result;
-}
-
 }  // namespace braid

@@ -4,6 +4,8 @@
 #include <optional>
 #include <string_view>
 
+#include "models/tensor_names.h"
+
 namespace braid {
 
 // What a tensor is for, by its canonical name.
@@ -32,13 +34,5 @@ std::optional<ModuleKind> find_module_kind(std::string_view name);
 
 // 3 for "layers.3.mlp.up_proj.weight"; none outside the decoder's layers.
 std::optional<int64_t> layer_of(std::string_view tensor);
-
-// Of one of a layer's experts that are stored one by one.
-struct ExpertName {
-  std::string_view stem;  // up to and with "experts."
-  int64_t expert = 0;
-  std::string_view rest;  // ".gate_proj.weight"
-};
-std::optional<ExpertName> expert_name(std::string_view tensor);
 
 }  // namespace braid

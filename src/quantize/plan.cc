@@ -192,6 +192,11 @@ RoundingGrid grid_of(const TensorPlan& tensor) {
   return grid;
 }
 
+bool has_single_experts(const WeightMap& weights) {
+  return std::any_of(weights.tensors().begin(), weights.tensors().end(),
+                     [](const auto& entry) { return expert_name(entry.first).has_value(); });
+}
+
 int64_t count_layers(const WeightMap& weights) {
   int64_t count = 0;
   for (const auto& [name, tensor] : weights.tensors()) {

@@ -64,6 +64,8 @@ bool has_grid(const TensorPlan& tensor);
 // Throws Error for formats without.
 RoundingGrid grid_of(const TensorPlan& tensor);
 
+// Whether experts are stored one by one.
+bool has_single_experts(const WeightMap& weights);
 // Of the decoder, as the tensors' names tell.
 int64_t count_layers(const WeightMap& weights);
 

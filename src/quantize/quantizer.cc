@@ -16,13 +16,12 @@
 #include "checkpoint/source_fingerprint.h"
 #include "convert/gguf_metadata.h"
 #include "convert/hf_folder.h"
-#include "layers/placement.h"
 #include "models/registry.h"
 #include "quant/panels.h"
 #include "quantize/finite_weights.h"
 #include "quantize/gguf_output.h"
 #include "quantize/gguf_recipe.h"
-#include "quantize/layer_hessians.h"
+#include "quantize/layer_calibration.h"
 #include "quantize/part_quantizer.h"
 #include "quantize/phase_timer.h"
 #include "quantize/quantization_entry.h"
@@ -90,11 +89,6 @@ uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
   return key.value();
 }
 
-bool has_single_experts(const WeightMap& weights) {
-  return std::any_of(weights.tensors().begin(), weights.tensors().end(),
-                     [](const auto& entry) { return expert_name(entry.first).has_value(); });
-}
-
 class Quantizer {
  public:
   Quantizer(const fs::path& path, const fs::path& out, const CalibrationTokens& calibration,
@@ -108,13 +102,15 @@ class Quantizer {
         work_(out, key_of(files_, calibration, options)),
         stream_(pool, options.device),
         workspace_(kWorkspaceBytes, options.device) {
-    // Binding a layer copies experts that are stored one by one into stacks: put off until its
-    // turn.
-    stacks_experts_ = has_single_experts(files_.weights());
-    files_.weights().set_deferring(stacks_experts_);
-    if (calibrated() || !stacks_experts_) model_ = load_model(files_);
-    if (matches_source()) source_model_ = load_model(files_);
-    num_layers_ = model_ != nullptr ? model_->num_layers() : count_layers(files_.weights());
+    if (calibrated()) {
+      layers_.emplace(files_, calibration_, stream_, workspace_, options_, times_);
+      num_layers_ = layers_->num_layers();
+    } else if (has_single_experts(files_.weights())) {
+      // Binding a model would copy them into stacks.
+      num_layers_ = count_layers(files_.weights());
+    } else {
+      num_layers_ = load_model(files_)->num_layers();
+    }
     if (files_.is_gguf() && !as_gguf()) texts_ = hf_folder_texts(files_);
     plans_ = plan_tensors(files_.weights(), options.recipe);
     if (as_gguf()) {
@@ -143,10 +139,7 @@ class Quantizer {
       refuse_nonfinite(files_.weights(), pool_);
     }
     const int64_t layers = num_layers_;
-    if (calibrated()) {
-      begin_pass(*model_, pass_);
-      if (source_model_ != nullptr) begin_pass(*source_model_, source_pass_);
-    }
+    if (layers_) layers_->begin();
     for (int64_t part = 0; part <= layers; ++part) {
       report_progress(part < layers ? fmt::format("layer {} of {}", part + 1, layers)
                                     : std::string("other tensors"));
@@ -167,22 +160,6 @@ class Quantizer {
  private:
   bool as_gguf() const { return options_.file_format == QuantizedFileFormat::kGguf; }
 
-  // Places what the layers share, and gives the first layer's inputs.
-  void begin_pass(Model& model, std::optional<CalibrationPass>& pass) {
-    if (!stream_.is_cpu()) {
-      const PhaseTimer timer(stream_, times_.load);
-      Placement shared(stream_.device());
-      model.place_shared(shared);
-    }
-    pass.emplace(model, calibration_, stream_, workspace_, options_.precision);
-    const PhaseTimer timer(stream_, times_.forward);
-    pass->embed();
-    timer.stop();
-  }
-
-  bool matches_source() const {
-    return calibrated() && options_.match_source && options_.method == QuantizeMethod::kGptq;
-  }
   bool calibrated() const { return !calibration_.sequences.empty(); }
 
   void check_formats() const {
@@ -213,13 +190,13 @@ class Quantizer {
     int64_t elements = 0;
     for (const TensorPlan* plan : plans) elements += plan->num_parameters();
     WorkFolder::Part part;
-    if (is_layer && calibrated()) stack_experts(index);
+    if (is_layer && layers_) layers_->open_layer(index);
     if (work_.has_part(index)) {
       progress_.resumed += elements;
       if (is_layer) ++times_.layers_resumed;
     } else {
-      part = calibrated() && is_layer && !plans.empty()
-                 ? quantise_layer(index, plans)
+      part = layers_ && is_layer && !plans.empty()
+                 ? quantise_layer(plans)
                  : quantize_part(stream_, workspace_, files_.weights(), options_, nullptr, times_,
                                  plans);
       const PhaseTimer timer(stream_, times_.write);
@@ -228,58 +205,37 @@ class Quantizer {
     part = work_.load_part(index);
     check_part(index, plans, part);
     for (MatrixResult& result : part.results) results_.emplace(result.name, std::move(result));
-    for (auto& [name, weight] : part.weights) weights_.insert_or_assign(name, std::move(weight));
+    for (const auto& [name, weight] : part.weights) weights_.insert_or_assign(name, weight);
     progress_.done += elements;
-    if (!is_layer || !calibrated()) return;
+    if (!is_layer || !layers_) return;
     if (index + 1 < num_layers_) {
-      rebind(index);
-      place(index);
-      place_source(index);
-      const PhaseTimer timer(stream_, times_.forward);
-      pass_->run_layer(index);
-      if (source_pass_) source_pass_->run_layer(index);
-      timer.stop();
+      layers_->replace(in_order_of_the_model(part.weights));
+      layers_->advance();
     }
-    take_back(index);
+    layers_->close_layer();
+  }
+
+  // Without those whose columns are in the order of the file.
+  LayerCalibration::Weights in_order_of_the_model(const LayerCalibration::Weights& weights) const {
+    LayerCalibration::Weights result = weights;
+    for (const std::string& name : moved_columns_) result.erase(name);
+    return result;
   }
 
   // Stage by stage: the inputs of a matrix are those that the layer's quantised matrices before it
   // give.
-  WorkFolder::Part quantise_layer(int64_t layer, const std::vector<const TensorPlan*>& plans) {
+  WorkFolder::Part quantise_layer(const std::vector<const TensorPlan*>& plans) {
     WorkFolder::Part part;
-    place(layer);
-    place_source(layer);
-    const auto stages = stages_of(layer, plans);
+    const auto stages = layers_->stages_of(plans);
     for (size_t i = 0; i < stages.size(); ++i) {
-      const std::unique_ptr<LayerHessians> hessians = observe(layer, stages[i]);
+      const std::unique_ptr<LayerHessians> hessians = layers_->observe(stages[i]);
       WorkFolder::Part done = quantize_part(stream_, workspace_, files_.weights(), options_,
                                             hessians.get(), times_, stages[i]);
-      for (const auto& [name, weight] : done.weights) weights_.insert_or_assign(name, weight);
+      if (i + 1 < stages.size()) layers_->replace(in_order_of_the_model(done.weights));
       part.weights.merge(done.weights);
       for (MatrixResult& result : done.results) part.results.push_back(std::move(result));
-      if (i + 1 < stages.size()) {
-        rebind(layer);
-        place(layer);
-      }
     }
     return part;
-  }
-
-  // Matrices that read the same input, in the order in which the layer multiplies them.
-  std::vector<std::vector<const TensorPlan*>> stages_of(
-      int64_t layer, const std::vector<const TensorPlan*>& plans) {
-    if (options_.one_pass) return {plans};
-    ReaderOrder order;
-    {
-      const PhaseTimer timer(stream_, times_.forward);
-      pass_->observe_layer(layer, order, /*num_batches=*/1);
-      timer.stop();
-    }
-    std::map<size_t, std::vector<const TensorPlan*>> stages;
-    for (const TensorPlan* plan : plans) stages[order.stage_of(plan->name)].push_back(plan);
-    std::vector<std::vector<const TensorPlan*>> result;
-    for (auto& [number, stage] : stages) result.push_back(std::move(stage));
-    return result;
   }
 
   void check_part(int64_t index, const std::vector<const TensorPlan*>& plans,
@@ -291,100 +247,6 @@ class Quantizer {
              found->second.shape == plan->shape;
     }
     if (!fits) throw Error("part {} of the interrupted work does not fit; remove it", index);
-  }
-
-  std::unique_ptr<LayerHessians> observe(int64_t layer,
-                                         const std::vector<const TensorPlan*>& plans) {
-    std::vector<std::string> names;
-    for (const TensorPlan* plan : plans) names.push_back(plan->name);
-    auto hessians = std::make_unique<LayerHessians>(stream_, workspace_, names);
-    double seconds = 0;
-    {
-      const PhaseTimer timer(stream_, seconds);
-      const auto readers = LayerHessians::single_readers(names);
-      if (source_pass_ && !readers.empty()) {
-        observe_both(layer, readers, *hessians);
-      } else {
-        pass_->observe_layer(layer, *hessians);
-      }
-      timer.stop();
-    }
-    times_.forward += seconds - hessians->seconds();
-    times_.hessian += hessians->seconds();
-    times_.hessian_operations += hessians->operations();
-    return hessians;
-  }
-
-  // Batch by batch in the source and in the quantised model, in turn.
-  void observe_both(int64_t layer, const std::set<std::string, std::less<>>& readers,
-                    LayerHessians& hessians) {
-    SourceInputs inputs(stream_, readers);
-    hessians.pair_with(&inputs);
-    for (size_t batch = 0; batch < pass_->num_batches(); ++batch) {
-      source_pass_->observe_batch(layer, inputs, batch);
-      pass_->observe_batch(layer, hessians, batch);
-    }
-    hessians.pair_with(nullptr);
-  }
-
-  // Of a layer whose turn has come, on the CPU.
-  void stack_experts(int64_t layer) {
-    if (!stacks_experts_ || !stream_.is_cpu()) return;
-    rebind(layer);
-    if (source_model_ != nullptr) source_model_->rebind_layer(layer, tensors_of(layer, {}));
-  }
-
-  // The layer with its quantised matrices, as a later program will load it.
-  void rebind(int64_t layer) { model_->rebind_layer(layer, tensors_of(layer, weights_)); }
-
-  // The tensors of a layer, those of `quantised` in place of the source's.
-  WeightMap tensors_of(int64_t layer,
-                       const std::map<std::string, Weight, std::less<>>& quantised) const {
-    WeightMap map;
-    map.set_origin(files_.origin());
-    const std::string prefix = fmt::format("layers.{}.", layer);
-    for (const auto& [name, tensor] : files_.weights().tensors()) {
-      if (!name.starts_with(prefix)) continue;
-      StoredTensor bound = tensor;
-      const auto found = quantised.find(name);
-      // Columns in the order of the file are not those of the model.
-      if (found != quantised.end() && !moved_columns_.contains(name)) {
-        bound.weight = found->second;
-        bound.dtype_name = bound.weight.format->name;
-      }
-      map.add(std::move(bound));
-    }
-    return map;
-  }
-
-  // On a device: puts the layer there. What is there already, of an earlier stage, stays.
-  void place(int64_t layer) {
-    if (stream_.is_cpu()) return;
-    const PhaseTimer timer(stream_, times_.load);
-    if (!placement_) placement_.emplace(stream_.device());
-    model_->place_layer(layer, *placement_);
-    placement_->finish();
-  }
-  void place_source(int64_t layer) {
-    if (stream_.is_cpu() || source_model_ == nullptr || source_placement_) return;
-    const PhaseTimer timer(stream_, times_.load);
-    source_placement_.emplace(stream_.device());
-    source_model_->place_layer(layer, *source_placement_);
-    source_placement_->finish();
-  }
-  // The layer's work is done: nothing of it stays in memory.
-  void take_back(int64_t layer) {
-    if (stream_.is_cpu() && !stacks_experts_) return;
-    const auto unload = [&](Model& model, const auto& quantised) {
-      WeightMap tensors = tensors_of(layer, quantised);
-      tensors.set_deferring(true);
-      model.rebind_layer(layer, tensors);
-    };
-    unload(*model_, weights_);
-    placement_.reset();
-    if (source_model_ == nullptr) return;
-    unload(*source_model_, std::map<std::string, Weight, std::less<>>());
-    source_placement_.reset();
   }
 
   static DType dtype_of(const StoredTensor& tensor) {
@@ -568,16 +430,9 @@ class Quantizer {
   const QuantizeOptions& options_;
   ModelFiles files_;
   WorkFolder work_;
-  bool stacks_experts_ = false;   // they are stored one by one
-  std::unique_ptr<Model> model_;  // null where nothing is calibrated and experts stand one by one
   int64_t num_layers_ = 0;
   Stream stream_;
   Workspace workspace_;
-  std::optional<CalibrationPass> pass_;
-  std::optional<Placement> placement_;   // of the layer at work
-  std::unique_ptr<Model> source_model_;  // as it was, if it is to be matched; layer by layer beside
-  std::optional<CalibrationPass> source_pass_;
-  std::optional<Placement> source_placement_;
   std::vector<TensorPlan> plans_;
   GgufLayout layout_;                         // as_gguf()
   std::map<std::string, std::string> texts_;  // of a folder made of a GGUF file
@@ -587,6 +442,7 @@ class Quantizer {
   std::map<std::string, MatrixResult> results_;
   QuantizeProgress progress_;
   PhaseTimes times_;
+  std::optional<LayerCalibration> layers_;  // with a calibration
 };
 
 }  // namespace

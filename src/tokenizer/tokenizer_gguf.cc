@@ -5,20 +5,12 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "tokenizer/gguf_pre_patterns.h"
+#include "tokenizer/gguf_token_type.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_parts.h"
 
 namespace braid {
 namespace {
-
-enum TokenType : int32_t {
-  kNormal = 1,
-  kUnknown = 2,
-  kControl = 3,
-  kUserDefined = 4,
-  kUnused = 5,
-  kByte = 6,
-};
 
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
 
@@ -71,7 +63,7 @@ class GgufTokenizerBuilder {
     if (source_.tokens.size() > static_cast<size_t>(Vocabulary::kMaxTokens)) {
       fail("tokens", fmt::format("{} tokens are too many", source_.tokens.size()));
     }
-    if (source_.types.empty()) source_.types.assign(source_.tokens.size(), kNormal);
+    if (source_.types.empty()) source_.types.assign(source_.tokens.size(), GgufTokenType::kNormal);
     check_count("token_type", source_.types.size());
     size_t bytes = 0;
     for (const std::string& token : source_.tokens) bytes += token.size();
@@ -108,8 +100,8 @@ class GgufTokenizerBuilder {
     std::vector<std::string> changed;
     for (const TokenId id : ids) {
       int32_t& type = source_.types[id];
-      if (type == kControl || type == kUnknown) continue;
-      type = kControl;
+      if (type == GgufTokenType::kControl || type == GgufTokenType::kUnknown) continue;
+      type = GgufTokenType::kControl;
       changed.push_back(fmt::format("{} '{}'", id, source_.tokens[id]));
     }
     if (!changed.empty()) {
@@ -127,7 +119,8 @@ class GgufTokenizerBuilder {
     std::vector<bool> mergeable(source_.tokens.size());
     for (size_t id = 0; id < mergeable.size(); ++id) {
       const int32_t type = source_.types[id];
-      mergeable[id] = type != kControl && type != kUnknown && type != kByte;
+      mergeable[id] = type != GgufTokenType::kControl && type != GgufTokenType::kUnknown &&
+                      type != GgufTokenType::kByte;
     }
     try {
       parts_->bpe = Bpe::from_scores(parts_->vocabulary, source_.scores, mergeable, options);
@@ -221,11 +214,13 @@ class GgufTokenizerBuilder {
   void register_tokens() {
     for (size_t id = 0; id < source_.tokens.size(); ++id) {
       const int32_t type = source_.types[id];
-      if (type != kControl && type != kUnknown && type != kUserDefined) continue;
+      if (type != GgufTokenType::kControl && type != GgufTokenType::kUnknown &&
+          type != GgufTokenType::kUserDefined)
+        continue;
       AddedToken token;
       token.id = static_cast<TokenId>(id);
       token.content = source_.tokens[id];
-      token.special = type != kUserDefined;
+      token.special = type != GgufTokenType::kUserDefined;
       parts_->add_token(token);
     }
   }

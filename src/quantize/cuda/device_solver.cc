@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/error.h"
 #include "quant/panels.h"
 #include "quantize/cuda/device_gptq.h"
 #include "quantize/cuda/matrix_library.h"
@@ -15,7 +14,6 @@
 namespace braid::cuda {
 namespace {
 
-constexpr int kMaxAttempts = 8;
 constexpr int64_t kAlignment = 64;  // elements
 // Columns whose losses reach the later ones together; within them, kRoundedColumns at a time.
 constexpr int64_t kOuterColumns = 512;
@@ -82,20 +80,13 @@ class DeviceSolver : public HessianSolver {
       const int64_t stride = padded(n_);
       const TensorView lower = workspace_.take(DType::kF64, {n_, stride});
       const TensorView scratch = workspace_.take(DType::kF64, {inverse_scratch(n_)});
-      for (int attempt = 0;; ++attempt) {
-        fill_reversed(stream_, hessian_.values, device_order_, n_,
-                      result.damping * (mean_ == 0 ? 1 : mean_), lower.data<double>(), stride);
+      result.damping = damp_until_factored(damping, n_, [&](double share) {
+        fill_reversed(stream_, hessian_.values, device_order_, n_, share * (mean_ == 0 ? 1 : mean_),
+                      lower.data<double>(), stride);
         set_counter(0);
         invert_factor(stream_, lower.data<double>(), n_, stride, scratch.data<double>(), counter_);
-        if (counter() == 0) break;
-        if (attempt == kMaxAttempts) {
-          throw Error(
-              "a Hessian of {} columns has no factor, even with damping {}: its inputs are not "
-              "finite",
-              n_, result.damping);
-        }
-        result.damping = std::max(10 * result.damping, 1e-4);
-      }
+        return counter() == 0;
+      });
       take_upper(stream_, lower.data<double>(), n_, stride, factor_values_);
     }
     factor_ = {.values = factor_values_, .stride = n_, .parts = factor_parts_};

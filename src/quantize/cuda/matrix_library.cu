@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 
+#include "ops/cuda/alignment.h"
 #include "ops/cuda/launch.cuh"
 #include "quantize/cuda/matrix_library.h"
 
@@ -13,11 +14,6 @@ namespace {
 
 // What tells one choice of the library's from another.
 using Key = std::array<int64_t, 13>;
-
-uint32_t alignment_of(const void* p) {
-  const auto address = reinterpret_cast<uintptr_t>(p);
-  return static_cast<uint32_t>(std::min<uintptr_t>(address & -address, 256));
-}
 
 // The library counts along columns, so rows that lie one after the other are columns of the
 // transposed matrix: Cᵀ = Bᵀ·Aᵀ. Its handles are small and stay for good.

@@ -4,11 +4,6 @@
 namespace braid::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kRoundingWarps = 16;  // a row each
-constexpr int kColumns = static_cast<int>(kRoundedColumns);
-constexpr int kPerLane = kColumns / kWarp;
-
 __device__ __forceinline__ double warp_sum(double x) {
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kAllLanes, x, offset);
@@ -86,11 +81,7 @@ __global__ void __launch_bounds__(kRoundingWarps* kWarp)
   extern __shared__ float hessian[];  // [kColumns][kColumns]
   const int count = static_cast<int>(step.count), lane = threadIdx.x % kWarp;
   wait_for_inputs();
-  const float* const block = step.hessian + step.first * rows.cols + step.first;
-  for (int i = threadIdx.x; i < kColumns * kColumns; i += blockDim.x) {
-    const int r = i / kColumns, c = i % kColumns;
-    hessian[i] = r < count && c < count ? block[r * rows.cols + c] : 0;
-  }
+  load_square(step.hessian + step.first * rows.cols + step.first, rows.cols, count, hessian);
   __syncthreads();
   const int64_t row = int64_t{blockIdx.x} * kRoundingWarps + threadIdx.x / kWarp;
   if (row >= rows.rows) return;
@@ -168,10 +159,6 @@ __global__ void dot_kernel(const float* x, const float* y, int64_t cols, double*
   if (threadIdx.x >= kWarp) return;
   sum = warp_sum(threadIdx.x < blockDim.x / kWarp ? partial[threadIdx.x] : 0);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
-}
-
-int columns_of(const DeviceRows& rows, int64_t group) {
-  return static_cast<int>(std::min<int64_t>(rows.grid.group, rows.cols - group * rows.grid.group));
 }
 
 unsigned element_blocks(int64_t count) {

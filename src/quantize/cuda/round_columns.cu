@@ -4,15 +4,6 @@
 namespace braid::cuda {
 namespace {
 
-constexpr int kWarps = 8;           // a group each
-constexpr int kRoundingWarps = 16;  // a row each
-constexpr int kColumns = static_cast<int>(kRoundedColumns);
-constexpr int kPerLane = kColumns / kWarp;
-
-__device__ __forceinline__ int columns_of(const DeviceRows& rows, int64_t group) {
-  return static_cast<int>(min(rows.grid.group, rows.cols - group * rows.grid.group));
-}
-
 __global__ void __launch_bounds__(kWarps* kWarp)
     fit_kernel(DeviceRows to, const float* w, const float* importance, bool search) {
   wait_for_inputs();
@@ -52,15 +43,6 @@ __global__ void add_permuted_kernel(const float* w, const float* x, const int32_
   }
 }
 
-// A block of the factor, of which the part above the diagonal and the diagonal are read.
-__device__ __forceinline__ void load_block(const float* from, int64_t stride, int count,
-                                           float* shared) {
-  for (int i = threadIdx.x; i < kColumns * kColumns; i += blockDim.x) {
-    const int r = i / kColumns, c = i % kColumns;
-    shared[i] = r < count && c < count ? from[r * stride + c] : 0;
-  }
-}
-
 // A warp takes a row, each lane every 32nd of its columns in registers.
 __global__ void __launch_bounds__(kRoundingWarps* kWarp)
     round_kernel(DeviceRows to, ColumnBlock block) {
@@ -69,7 +51,7 @@ __global__ void __launch_bounds__(kRoundingWarps* kWarp)
   float* const row_left = shared + kColumns * kColumns + threadIdx.x / kWarp * kColumns;
   const int count = static_cast<int>(block.count), lane = threadIdx.x % kWarp;
   wait_for_inputs();
-  load_block(block.factor + block.first * to.cols + block.first, to.cols, count, factor);
+  load_square(block.factor + block.first * to.cols + block.first, to.cols, count, factor);
   __syncthreads();
   const int64_t row = int64_t{blockIdx.x} * kRoundingWarps + threadIdx.x / kWarp;
   if (row >= to.rows) return;

@@ -12,6 +12,25 @@
 namespace braid::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr int kWarps = 8;           // of a block that shares nothing
+inline constexpr int kRoundingWarps = 16;  // of one that shares a square of a matrix: a row each
+inline constexpr int kColumns = static_cast<int>(kRoundedColumns);
+inline constexpr int kPerLane = kColumns / kWarp;
+
+__host__ __device__ inline int columns_of(const DeviceRows& rows, int64_t group) {
+  const int64_t left = rows.cols - group * rows.grid.group;
+  return static_cast<int>(rows.grid.group < left ? rows.grid.group : left);
+}
+
+// [kColumns][kColumns]: of `from` the first `count` rows and columns, then zeros. For the whole
+// block, which has to synchronise.
+__device__ __forceinline__ void load_square(const float* from, int64_t stride, int count,
+                                            float* shared) {
+  for (int i = threadIdx.x; i < kColumns * kColumns; i += blockDim.x) {
+    const int r = i / kColumns, c = i % kColumns;
+    shared[i] = r < count && c < count ? from[r * stride + c] : 0;
+  }
+}
 
 struct WeightRange {
   float low, high;  // both sides of 0

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "ops/cuda/alignment.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/linear/cuda/products.h"
 
@@ -33,11 +34,6 @@ struct Shape {
             y_stride, w_alignment, x_alignment, y_alignment, workspace};
   }
 };
-
-uint32_t alignment_of(const void* p) {
-  const auto address = reinterpret_cast<uintptr_t>(p);
-  return static_cast<uint32_t>(std::min<uintptr_t>(address & -address, 256));
-}
 
 // What the library chose for a shape. Its handles are small and stay for good.
 struct Choice {
