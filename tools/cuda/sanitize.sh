@@ -5,9 +5,10 @@
 #   tools/cuda/sanitize.sh [-q] [-b BUILD_DIR] [-j PROCESSES] [-t SECONDS] [-f GTEST_FILTER] [TOOL ...]
 #
 # The tests take their small sizes (BRAID_TEST_SMALL: the same kernels on fewer cases), are shared among so many
-# processes (4: they take turns on the GPU, and share only the host's part), and each tool gets so many seconds (900). Prints what is left out and why, one line a
-# tool and, below it, what it found, what failed and what did not finish; reports are in BUILD_DIR/sanitize. Exit code
-# 1 if there was any of these, 2 if nothing could be run. -q: one test for each kernel is enough.
+# processes (4: they take turns on the GPU, and share only the host's part), and each tool gets so many seconds (900).
+# -q: one test for each kernel is enough. Prints what is left out and why, one line a tool and, below it, what it found,
+# what failed and what did not finish; reports are in BUILD_DIR/sanitize. Exit code 1 if there was any of these, 2 if
+# nothing could be run.
 set -uo pipefail
 
 # Tests of a device that are not run: name|why.
@@ -16,12 +17,12 @@ left_out=(
 )
 
 # With -q: what only asks more of kernels that other tests launch, too.
-repeats=(BatchMates MatesOfWide Company DoNotDependOn DoNotChangeABit AnySplit SplitsGive StepsBack WindowEnds Rings
-  NoRows NothingToDo NoSequences EveryLength ChunksReplay AutoTakes NotFinite StayFloat32 WholeRange OfNan EndsOfTheRange
-  Ties LargeLogits LargeScores ErrorIsWithin RefusesIds RejectsMisuse OtherSteps)
+repeats=(BatchMates MatesOfWide OrThreads DependOnThreads ChunksThreads SplittingKeys AnySplit SplitsGive WindowEnds
+  Rings NoRows NothingToDo NoSequences EveryLength ChunksReplay AutoTakes NotFiniteInputs StayFloat32 WholeRange OfNan
+  EndsOfTheRange Ties LargeLogits LargeScores ErrorIsWithin RefusesIds RejectsMisuse OtherSteps)
 
 build=build/cuda jobs=4 limit=900 chosen='' quick=''
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit "$1"; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; exit "$1"; }
 while getopts 'qb:j:t:f:h' option; do
   case $option in
     q) quick=yes ;;
