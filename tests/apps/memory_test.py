@@ -82,6 +82,28 @@ class PlanTest(MemoryCase):
         self.succeed(*wanted, "--sequences", fitting, "--memory-budget", "130MB")
         self.fail_with(1, *wanted, "--memory-budget", "1MB", says=("not even one sequence fits",))
 
+    def test_drafters_are_planned(self):
+        for model, drafter, items in (
+                ("demo:qwen3next", "mtp", ("head of 4 bits", "keys and values of all tokens",
+                                           "activations", "logits", "hidden states")),
+                (DEMO, "model:" + DEMO, ("weights", "keys and values of all tokens",
+                                         "keys and values of windows", "activations")),
+                (DEMO, "assistant:demo:gemma4-assistant", ("weights", "activations",
+                                                           "hidden states"))):
+            arguments = ("run", model, "-p", "It was a cold morning", "--greedy", "-n", "12",
+                         *FIXED, "--json", "--ctx-size", 512, "--memory-budget", "400MiB")
+            plain = json.loads(self.succeed(*arguments))
+            out, peak = self.peak_of(*arguments, "--speculate", drafter, "--draft-policy", "fixed")
+            reply = json.loads(out)
+            plan = reply["memory"]
+            self.assertEqual(reply["ids"], plain["ids"])
+            self.assertGreater(reply["speculation"]["rounds"], 0)
+            self.assertEqual([item["what"] for item in plan["items"]
+                              if item["what"].startswith("draft: ")],
+                             ["draft: " + item for item in items])
+            self.assertGreater(plan["total"], plain["memory"]["total"])
+            self.assertLessEqual(peak, plan["total"])
+
     def test_the_context_follows_from_the_budget(self):
         whole = json.loads(self.succeed("run", DEMO, "-p", "The", *GREEDY, *FIXED, "--json",
                                         "--memory-budget", "4GiB"))

@@ -2,12 +2,13 @@
 # Runs the op tests of a CUDA device under compute-sanitizer: memcheck (addresses, API errors), racecheck (shared
 # memory) and synccheck (barriers). Needs a GPU and a build with BRAID_CUDA of ops_test and logits_test.
 #
-#   tools/cuda/sanitize.sh [-b BUILD_DIR] [-j PROCESSES] [-t SECONDS] [-f GTEST_FILTER] [TOOL ...]
+#   tools/cuda/sanitize.sh [-q] [-b BUILD_DIR] [-j PROCESSES] [-t SECONDS] [-f GTEST_FILTER] [TOOL ...]
 #
 # The tests take their small sizes (BRAID_TEST_SMALL: the same kernels on fewer cases), are shared among so many
-# processes (4: they take turns on the GPU, and share only the host's part), and each tool gets so many seconds (900). Prints what is left out and why, one line a
-# tool and, below it, what it found, what failed and what did not finish; reports are in BUILD_DIR/sanitize. Exit code
-# 1 if there was any of these, 2 if nothing could be run.
+# processes (4: they take turns on the GPU, and share only the host's part), and each tool gets so many seconds (900).
+# -q: one test for each kernel is enough. Prints what is left out and why, one line a tool and, below it, what it found,
+# what failed and what did not finish; reports are in BUILD_DIR/sanitize. Exit code 1 if there was any of these, 2 if
+# nothing could be run.
 set -uo pipefail
 
 # Tests of a device that are not run: name|why.
@@ -15,10 +16,16 @@ left_out=(
   '*TokensComeAsOften*|4000 draws for a statistic; EqualsDrawingOnTheHostToTheBit launches the same kernel'
 )
 
-build=build/cuda jobs=4 limit=900 chosen=''
-usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit "$1"; }
-while getopts 'b:j:t:f:h' option; do
+# With -q: what only asks more of kernels that other tests launch, too.
+repeats=(BatchMates MatesOfWide OrThreads DependOnThreads ChunksThreads SplittingKeys AnySplit SplitsGive WindowEnds
+  Rings NoRows NothingToDo NoSequences EveryLength ChunksReplay AutoTakes NotFiniteInputs StayFloat32 WholeRange OfNan
+  EndsOfTheRange Ties LargeLogits LargeScores ErrorIsWithin RefusesIds RejectsMisuse OtherSteps)
+
+build=build/cuda jobs=4 limit=900 chosen='' quick=''
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; exit "$1"; }
+while getopts 'qb:j:t:f:h' option; do
   case $option in
+    q) quick=yes ;;
     b) build=$OPTARG ;;
     j) jobs=$OPTARG ;;
     t) limit=$OPTARG ;;
@@ -43,6 +50,9 @@ for program in "${programs[@]}"; do
 done
 export BRAID_TEST_SMALL=1
 
+[[ -n $quick ]] && for name in "${repeats[@]}"; do
+  left_out+=("*$name*|launches kernels that other tests launch, too (-q)")
+done
 filter='Devices/*'
 [[ -n $chosen ]] && filter=$chosen
 for entry in "${left_out[@]}"; do
@@ -95,7 +105,8 @@ for tool in "${tools[@]}"; do
   # More shards than processes, so that a slow test holds up few others; the slowest program first.
   running=0
   for program in "${programs[@]}"; do
-    [[ $program == */logits_test ]] && shards=$jobs || shards=$((4 * jobs))
+    shards=$("$program" --gtest_filter="$filter" --gtest_list_tests | grep -c '^ ')
+    ((shards <= 4 * jobs)) || shards=$((4 * jobs))
     for ((i = 0; i < shards; i++)); do
       ((running < jobs)) || { wait -n; running=$((running - 1)); }
       run_shard "$tool" "$program" "$i" "$shards" &

@@ -54,7 +54,7 @@ TEST_P(AttentionTest, WideHeads) {
 TEST_P(AttentionTest, LongSequences) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
     for (const int64_t window : {int64_t{0}, kSplitKeys, kSplitKeys + 1, int64_t{1500}}) {
-      if (small_tests() && window > 0 && window <= kSplitKeys) continue;
+      if (small_tests() && window != 1500) continue;
       const CacheSetup setup{.dtype = dtype,
                              .kv_heads = 1,
                              .group = random.integer(1, 3),
@@ -99,6 +99,7 @@ TEST_P(AttentionTest, WindowEndsExactly) {
     };
     const Text original = text;
     for (const int64_t chunk : {int64_t{1}, int64_t{37}, length}) {
+      if (small_tests() && chunk == 1) continue;
       const std::vector<uint32_t> before = run(chunk);
       for (const float value : {3.0f, kNan}) {
         // Queries that tensor cores compute together lose a key that not all of them see by a

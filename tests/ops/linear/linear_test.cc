@@ -217,6 +217,7 @@ TEST_P(LinearTest, ExpertsMatchReference) {
     const std::vector<float> expanded = reference::expand(weight);
     const Weight w = on_target(weight);
     for (const auto& counts : cases) {
+      if (small_tests() && &counts != &cases[1] && &counts != &cases.back()) continue;
       std::vector<int32_t> offsets(1, 0);
       for (const int count : counts) offsets.push_back(offsets.back() + count);
       PaddedTensor x({offsets.back(), cols}, 2);

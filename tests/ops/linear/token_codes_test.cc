@@ -60,6 +60,7 @@ class TokenCodesTest : public OpTest {
 TEST_P(TokenCodesTest, ProductsAreTheBitsOfTheCpu) {
   for (const int64_t cols : {32, 96, 128, 160, 256, 544, 2048}) {
     for (const int64_t rows : {1, 37, 64, 128, 200, 300}) {
+      if (small_tests() && ((cols != 96 && cols != 544) || rows % 100 != 0)) continue;
       const Weight weight = random_weight(random, FormatId::kW8C, {rows, cols});
       const Weight tiles = cuda::pack_tiles(on_target(weight));
       for (const int64_t tokens :
