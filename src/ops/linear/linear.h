@@ -83,10 +83,10 @@ inline LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, co
 // bit; under kBF16 the tensor cores multiply, and weights of other formats than
 // float32 are rounded to bfloat16 on the way; under kF32 all is float32. The order of a sum depends
 // on the format and the matrix's size as well, and with more tokens than the kernels for few take
-// (bfloat16: 8, or from Hopper on 32 if the columns are a multiple of 64; quantised rows 32, tiles
-// and kF32 64; experts 8 each on average) on the number of tokens, unless the stream is
-// deterministic. Weights must lie at a multiple of 16 bytes, as in files or as tiles
-// (quant/device_tiles.h).
+// (bfloat16: 8, or from Hopper on 32 if the columns are a multiple of 64, and 64 if the matrix is
+// small; quantised rows 32, tiles and kF32 64; experts 8 each on average) on the number of tokens,
+// unless the stream is deterministic. Weights must lie at a multiple of 16 bytes, as in files or as
+// tiles (quant/device_tiles.h).
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y);
 
 // One product per expert on its own rows: rows [offsets[e], offsets[e+1]) of x meet expert e's

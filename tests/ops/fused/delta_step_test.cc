@@ -111,12 +111,13 @@ class DeltaStepTest : public OpTest {
     for (float& x : tensor.view().span<float>()) x = random.uniform(low, high);
     return tensor;
   }
+  // For up to 16 sequences.
   bool has_pass() const { return on_cuda() && stream.cuda().overlaps_kernels(); }
 };
 
 TEST_P(DeltaStepTest, IsTheSingleOpsInTurn) {
-  for (const int64_t tokens : {1, 2, 7, 8, 9, 31, 32, 33, 64, 65}) {
-    for (int round = 0; round < (tokens < 10 ? 4 : 2); ++round) {
+  for (const int64_t tokens : {1, 2, 7, 8, 9, 15, 16, 17, 33}) {
+    for (int round = 0; round < (tokens < 10 ? 3 : 2); ++round) {
       const Dims d = random_dims(tokens);
       SCOPED_TRACE(testing::Message()
                    << tokens << " tokens, " << d.key_heads << " × " << d.ratio << " heads, "
@@ -182,7 +183,7 @@ TEST_P(DeltaStepTest, IsTheSingleOpsInTurn) {
                                .order = d.order,
                                .rounding = rounding};
       const auto result = delta_step(stream, workspace, call, store.layer, sequences);
-      ASSERT_EQ(result.has_value(), has_pass());
+      ASSERT_EQ(result.has_value(), has_pass() && tokens <= 16);
       if (!result) {
         for (size_t i = 0; i < store.all().size(); ++i) {
           EXPECT_TRUE(same_bits(*store.all()[i], *expected.all()[i])) << "tensor " << i;

@@ -26,14 +26,14 @@ class FewRowsTest : public OpTest {
 TEST_P(FewRowsTest, MatchReferenceAndDoNotDependOnCompany) {
   for (const int64_t cols : {8, 32, 40, 264, 2048, 2816, 3848, 4096}) {
     for (const int64_t rows : {1, 7, 8, 9, 64, 128, 512}) {
-      if (rows == 512 && cols > 2048) continue;
+      if (rows == 512 && cols != 264 && cols != 2048) continue;
       const Weight w = random_weight(random, FormatId::kBF16, {rows, cols});
       const Weight there = on_target(w);
       const std::vector<float> values = reference::expand(w);
       const PaddedTensor x = rounded_rows(65, cols);
       PaddedTensor alone({1, rows}, 1);
       for (const int64_t tokens : {1, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65}) {
-        if (on_cuda() ? false : tokens != 1 && tokens != 9) continue;  // linear_test.cc has more
+        if (!on_cuda() && tokens != 1 && tokens != 9) continue;  // linear_test.cc has more
         SCOPED_TRACE(testing::Message() << rows << " × " << cols << ", " << tokens << " tokens");
         Workspace::Scope scope(workspace);
         PaddedTensor y({tokens, rows}, 3);
@@ -44,7 +44,7 @@ TEST_P(FewRowsTest, MatchReferenceAndDoNotDependOnCompany) {
         EXPECT_TRUE(y.gaps_untouched());
         if (tokens == 1) alone.copy_from(y);
         const int64_t t = random.integer(0, tokens - 1);
-        for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t r = 0; r<rows; r += rows> 64 ? random.integer(1, 13) : 1) {
           if (tokens <= 64) {
             ASSERT_EQ(std::bit_cast<uint32_t>(y.row(0)[r]),
                       std::bit_cast<uint32_t>(alone.row(0)[r]))
