@@ -331,15 +331,15 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
   }();
   static_cast<void>(allowed);
   const size_t bytes = bytes_of(std::max(args.group, 1));
-  // As many splits as find room at once.
   static std::map<size_t, Rooms> known;
   const auto [found, first_time] = known.try_emplace(bytes);
   if (first_time) {
     found->second = clusters_at_once(reinterpret_cast<const void*>(kernel), Shape::kThreads, bytes);
   }
   const Rooms& rooms = found->second;
+  // As many splits as find room at once, but two at least: blocks push their results.
   int splits = kMostSplits;
-  while (splits > 1 &&
+  while (splits > 2 &&
          (splits / 2 * Shape::kKeys >= most_keys || kv_heads * sequences > rooms[splits])) {
     splits /= 2;
   }
