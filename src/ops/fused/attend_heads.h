@@ -21,7 +21,7 @@ struct AttendHeadsCall {
 
 // Positions up to which attend_heads() does steps of one row a sequence: those that the pages of
 // the longest one hold, rounded up as device tables are, or those of the window.
-inline constexpr int64_t kMostAttendedKeys = 8192;
+inline constexpr int64_t kMostAttendedKeys = 4096;
 
 // prepare_heads() (or prepare_queries()) and attention() in one pass, where the device has that:
 // for steps with one row a sequence, no more than kMostAttendedKeys and pairs that are turned by

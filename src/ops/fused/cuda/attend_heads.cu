@@ -29,8 +29,7 @@ struct Arguments {
   int group, window;
   float scale;  // of scores in powers of 2
   KvTable table;
-  int split_shift;  // splits = 1 << split_shift
-  bool prefetches;
+  int split_shift;        // splits = 1 << split_shift
   Rows<float> out;        // null if:
   Rows<uint16_t> packed;  // bfloat16
 };
@@ -86,8 +85,8 @@ struct Shared {
 // the key and value; then each goes through its share of the keys, and they add up through each
 // other's shared memory. Fetching its instructions is a good part of such a kernel's time, so they
 // are few.
-template <typename Shape, int kBlocks>
-__global__ void __launch_bounds__(Shape::kThreads, kBlocks)
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     attend_kernel(const __grid_constant__ Arguments args,
                   const __grid_constant__ PagedRows<typename Shape::Stored> keys,
                   const __grid_constant__ PagedRows<typename Shape::Stored> values) {
@@ -145,7 +144,9 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     }
     commit_copies();
   }
-  if (args.prefetches && begin + kKeys < end) tile.prefetch_next(begin + kKeys);
+  // Few blocks of such heads find room, so that they need more on its way.
+  constexpr bool kPrefetches = kDim > 256;
+  if (kPrefetches && begin + kKeys < end) tile.prefetch_next(begin + kKeys);
   await_cluster();
   wait_for_inputs();
 
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     tile.multiply_values(start, parity, args.scale);
     if (!more) break;
     tile.load_values(next);
-    if (args.prefetches && next + kKeys < end) tile.prefetch_next(next + kKeys);
+    if (kPrefetches && next + kKeys < end) tile.prefetch_next(next + kKeys);
   }
   tile.finish();
 
@@ -316,9 +317,7 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
   int64_t most_keys = int64_t{args.table.page_capacity} * call.cache.page_tokens();
   if (call.attention.window > 0) most_keys = std::min(most_keys, call.attention.window);
   if (most_keys > kMostAttendedKeys) return false;
-  static const bool dense = getenv("BRAID_ATTEND_DENSE") != nullptr;
-  auto* kernel = dense ? attend_kernel<Shape, 640 / Shape::kThreads>
-                       : attend_kernel<Shape, 512 / Shape::kThreads>;
+  auto* kernel = attend_kernel<Shape>;
   const auto bytes_of = [](int group) {
     return sizeof(Shared<Shape>) + static_cast<size_t>(group) * kDim * sizeof(float);
   };
@@ -344,8 +343,6 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
     splits /= 2;
   }
   args.split_shift = std::countr_zero(static_cast<unsigned>(splits));
-  static const char* const prefetches = getenv("BRAID_ATTEND_PREFETCH");
-  args.prefetches = prefetches && atoi(prefetches) > 0;
 
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
