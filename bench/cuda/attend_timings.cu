@@ -28,14 +28,6 @@
 #include "tensor/tensor.h"
 #include "tensor/workspace.h"
 
-#ifdef BRAID_ATTEND_STAMPS
-namespace braid::cuda {
-constexpr int kStages = 10, kStampedBlocks = 2048;
-void read_stamps(unsigned long long* to);
-void read_stamps_before(unsigned long long* to);
-}  // namespace braid::cuda
-#endif
-
 namespace braid {
 namespace {
 
@@ -57,12 +49,6 @@ void fill_numbers(void* p, size_t bytes) {
                            0x3f003f00u);
   BRAID_CUDA_CHECK(cudaDeviceSynchronize());
 }
-void fill_codes(void* p, size_t bytes) {
-  fill_bits<<<1024, 256>>>(static_cast<uint32_t*>(p), static_cast<int64_t>(bytes / 4), 0xffffffffu,
-                           0);
-  BRAID_CUDA_CHECK(cudaDeviceSynchronize());
-}
-
 struct Model {
   const char* name;
   FormatId format;
@@ -224,51 +210,9 @@ class Bench {
                 m.name, batch, context, with - without, fused ? "one op" : "ops in turn", with,
                 without);
     std::fflush(stdout);
-#ifdef BRAID_ATTEND_STAMPS
-    if (fused) print_stages(m);
-#endif
   }
 
  private:
-#ifdef BRAID_ATTEND_STAMPS
-  void print_stages(const Model& m) {
-    using cuda::kStages;
-    std::vector<unsigned long long> stamps(cuda::kStampedBlocks * kStages * 2);
-    const char* which = getenv("BRAID_ATTEND");
-    (which && which[0] == 'o' ? cuda::read_stamps_before : cuda::read_stamps)(stamps.data());
-    const auto at = [&](int block, int stage, int kind) {
-      return static_cast<double>(stamps[(block * kStages + stage) * 2 + kind]);
-    };
-    // Blocks of the newest launch: those that began last.
-    double newest = 0;
-    for (int b = 0; b < cuda::kStampedBlocks; ++b) newest = std::max(newest, at(b, 0, 0));
-    std::vector<int> blocks;
-    for (int b = 0; b < cuda::kStampedBlocks; ++b) {
-      if (at(b, 0, 0) > newest - 30e3 && at(b, 8, 0) >= at(b, 0, 0)) blocks.push_back(b);
-    }
-    double released = 1e30;
-    for (int b : blocks) released = std::min(released, at(b, 3, 0));
-    static const char* const kNames[] = {"begin",        "loads sent", "at wait",
-                                         "inputs there", "heads",      "tiles",
-                                         "pushed",       "all there",  "end"};
-    std::printf(
-        "  %zu blocks; ns since the first saw its inputs: least, median, most; cycles since"
-        " the stage before, median\n",
-        blocks.size());
-    for (int stage = 0; stage < 9; ++stage) {
-      std::vector<double> times, cycles;
-      for (int b : blocks) {
-        times.push_back(at(b, stage, 0) - released);
-        cycles.push_back(stage > 0 ? at(b, stage, 1) - at(b, stage - 1, 1) : 0);
-      }
-      std::sort(times.begin(), times.end());
-      std::sort(cycles.begin(), cycles.end());
-      std::printf("  %-13s %7.0f %7.0f %7.0f  %7.0f\n", kNames[stage], times.front(),
-                  times[times.size() / 2], times.back(), cycles[cycles.size() / 2]);
-    }
-  }
-#endif
-
   ThreadPool pool_;
   Stream stream_;
   Workspace workspace_{size_t{1} << 30, kDevice};

@@ -19,8 +19,13 @@ struct AttendHeadsCall {
   const PagedKv& cache;
 };
 
+// Positions up to which attend_heads() does steps of one row a sequence: those that the pages of
+// the longest one hold, rounded up as device tables are, or those of the window.
+inline constexpr int64_t kMostAttendedKeys = 4096;
+
 // prepare_heads() (or prepare_queries()) and attention() in one pass, where the device has that:
-// for steps with one row a sequence and caches of a moderate length, and, rounded, for others.
+// for steps with one row a sequence, no more than kMostAttendedKeys and pairs that are turned by
+// fours (their number and distance), and, rounded, for others.
 // Nothing: not done, and the single ops are the way. With one row a sequence the result's order of
 // sums is another one, and depends on the number of sequences; otherwise the bits are those of the
 // single ops. Cosines and sines must have been complete before the op that made q began.

@@ -12,8 +12,6 @@
 namespace braid {
 namespace {
 
-constexpr int64_t kMostAttendedKeys = 8192;
-
 struct Case {
   int64_t head_dim = 256, kv_heads = 2, group = 2, window = 0;
   std::vector<int64_t> positions;  // of the new rows

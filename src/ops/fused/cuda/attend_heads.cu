@@ -1,14 +1,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstdlib>
 #include <map>
 
 #include "ops/attention/cuda/attention_call.h"
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
-#include "ops/fused/cuda/attend_stamps.cuh"
 #include "ops/fused/cuda/decode_tile.cuh"
 #include "ops/fused/cuda/head.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
@@ -18,7 +16,6 @@ namespace {
 
 constexpr int kMostQueries = 16;  // heads that share a KV head
 constexpr int kMostSplits = 16;
-constexpr int64_t kMostAttendedKeys = 8192;
 constexpr int kGroup = 8;  // keys that lie in one page
 
 struct Arguments {
@@ -32,8 +29,7 @@ struct Arguments {
   int group, window;
   float scale;  // of scores in powers of 2
   KvTable table;
-  int split_shift;  // splits = 1 << split_shift
-  bool prefetches;
+  int split_shift;        // splits = 1 << split_shift
   Rows<float> out;        // null if:
   Rows<uint16_t> packed;  // bfloat16
 };
@@ -89,8 +85,8 @@ struct Shared {
 // the key and value; then each goes through its share of the keys, and they add up through each
 // other's shared memory. Fetching its instructions is a good part of such a kernel's time, so they
 // are few.
-template <typename Shape, int kBlocks>
-__global__ void __launch_bounds__(Shape::kThreads, kBlocks)
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     attend_kernel(const __grid_constant__ Arguments args,
                   const __grid_constant__ PagedRows<typename Shape::Stored> keys,
                   const __grid_constant__ PagedRows<typename Shape::Stored> values) {
@@ -102,7 +98,6 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int kv_head = blockIdx.y, split = blockIdx.x;
 
-  stamp(0);
   const uint32_t arrived = shared_address(&shared.arrived);
   if (threadIdx.x == 0) {
     init_barrier(arrived, 1);
@@ -149,12 +144,11 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     }
     commit_copies();
   }
-  if (args.prefetches && begin + kKeys < end) tile.prefetch_next(begin + kKeys);
+  // Few blocks of such heads find room, so that they need more on its way.
+  constexpr bool kPrefetches = kDim > 256;
+  if (kPrefetches && begin + kKeys < end) tile.prefetch_next(begin + kKeys);
   await_cluster();
-  stamp(1);
-  stamp(2);
   wait_for_inputs();
-  stamp(3);
 
   // A warp prepares a head at a time: the new key and value, if they are of this block, and the
   // queries.
@@ -196,7 +190,6 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     head.store((is_value ? values.data : keys.data) + at, lane);
   }
   __syncthreads();
-  stamp(4);
 
   int parity = 0;
 #pragma unroll 1
@@ -211,10 +204,9 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     tile.multiply_values(start, parity, args.scale);
     if (!more) break;
     tile.load_values(next);
-    if (args.prefetches && next + kKeys < end) tile.prefetch_next(next + kKeys);
+    if (kPrefetches && next + kKeys < end) tile.prefetch_next(next + kKeys);
   }
   tile.finish();
-  stamp(5);
 
   // Each block of the cluster adds up its share of the elements.
   const int splits = 1 << args.split_shift;
@@ -244,9 +236,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
       }
     }
   }
-  stamp(6);
   wait_barrier(arrived, 0);
-  stamp(7);
   // Four lanes add up four elements of a query, each every fourth split.
   constexpr int kLanes = 4, kEach = kMostSplits / kLanes;
   const int num_places = args.group << vector_shift;
@@ -294,7 +284,6 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
       store_rounded(args.packed[token], at, v);
     }
   }
-  stamp(8);
 }
 
 // How many clusters of each size that is a power of two run at once.
@@ -316,11 +305,6 @@ Rooms clusters_at_once(const void* kernel, int threads, size_t bytes) {
       counts[size] = 0;
     }
   }
-  if (getenv("BRAID_ATTEND_ROOMS")) {
-    printf("threads %d, bytes %zu, rooms:", threads, bytes);
-    for (int size = 2; size <= kMostSplits; size *= 2) printf(" %d: %d", size, counts[size]);
-    printf("\n");
-  }
   return counts;
 }
 
@@ -332,11 +316,8 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
   // By what the tables hold, not by positions: a graph must do for longer texts, too.
   int64_t most_keys = int64_t{args.table.page_capacity} * call.cache.page_tokens();
   if (call.attention.window > 0) most_keys = std::min(most_keys, call.attention.window);
-  static const char* const most = getenv("BRAID_ATTEND_MOST");
-  if (most_keys > (most ? atoi(most) : kMostAttendedKeys)) return false;
-  static const bool dense = getenv("BRAID_ATTEND_DENSE") != nullptr;
-  auto* kernel = dense ? attend_kernel<Shape, 640 / Shape::kThreads>
-                       : attend_kernel<Shape, 512 / Shape::kThreads>;
+  if (most_keys > kMostAttendedKeys) return false;
+  auto* kernel = attend_kernel<Shape>;
   const auto bytes_of = [](int group) {
     return sizeof(Shared<Shape>) + static_cast<size_t>(group) * kDim * sizeof(float);
   };
@@ -349,22 +330,19 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
   }();
   static_cast<void>(allowed);
   const size_t bytes = bytes_of(std::max(args.group, 1));
-  // As many splits as find room at once, but two at least: blocks push their results.
   static std::map<size_t, Rooms> known;
   const auto [found, first_time] = known.try_emplace(bytes);
   if (first_time) {
     found->second = clusters_at_once(reinterpret_cast<const void*>(kernel), Shape::kThreads, bytes);
   }
   const Rooms& rooms = found->second;
-  static const char* const wanted = getenv("BRAID_ATTEND_SPLITS");
-  int splits = wanted ? atoi(wanted) : kMostSplits;
+  // As many splits as find room at once, but two at least: blocks push their results.
+  int splits = kMostSplits;
   while (splits > 2 &&
          (splits / 2 * Shape::kKeys >= most_keys || kv_heads * sequences > rooms[splits])) {
     splits /= 2;
   }
   args.split_shift = std::countr_zero(static_cast<unsigned>(splits));
-  static const char* const prefetches = getenv("BRAID_ATTEND_PREFETCH");
-  args.prefetches = prefetches && atoi(prefetches) > 0;
 
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -409,13 +387,6 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
 
 }  // namespace
 
-#ifdef BRAID_ATTEND_STAMPS
-void read_stamps(unsigned long long* to) {
-  cudaMemcpyFromSymbol(to, attend_stamps, sizeof(attend_stamps));
-}
-#endif
-std::optional<LinearInput> attend_heads_before(Stream& stream, Workspace& workspace,
-                                               const AttendHeadsCall& call, bool rounded);
 std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
                                         const AttendHeadsCall& call, bool rounded) {
   const int group = static_cast<int>(call.q.dim(1) / call.cache.num_kv_heads());
@@ -430,8 +401,6 @@ std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
       !rows_are_aligned(heads.cos, heads.sin)) {
     return std::nullopt;
   }
-  static const bool before = getenv("BRAID_ATTEND") && getenv("BRAID_ATTEND")[0] == 'o';
-  if (before) return attend_heads_before(stream, workspace, call, rounded);
   Arguments args{.q = rows_of<const float>(call.q),
                  .q_norm = heads.q_norm.data<float>(),
                  .normed_values = heads.normed_values,
