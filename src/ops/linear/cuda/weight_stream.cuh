@@ -16,8 +16,7 @@
 //     .find_inputs(phase, tokens), once inputs are there; .of_token(token), by whole warps;
 //     .value(sum, of token, whether of the up rows)
 //   kCodes: inputs are int8 codes. Gated outputs are then float32, and a phase that awaits them
-//   has make_codes() bring them. kDigits: inputs are digits (digit_stream.h), gated outputs, too
-//   kTileTokens: of a tile of tokens; a lane has sums of kLaneTokens of them
+//   has make_codes() bring them.
 //
 // and on the host input_bytes(phase, tokens of a box), for a slot of the ring.
 
@@ -27,7 +26,6 @@
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
-#include "ops/linear/cuda/digits.cuh"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/weight_stream.h"
 
@@ -55,7 +53,6 @@ struct StreamBarriers {
   uint64_t listed;
   uint64_t turns[kMostInputWarps];  // to bring inputs
   int num_listed;
-  uint32_t largest[2][4];  // of the adding warps, for one token and the next
 };
 
 // The stages of all units of a block in turn, as each role goes through them.
@@ -105,7 +102,7 @@ struct PlainOutputs {
 
 template <typename Source, int kTokenTiles>
 struct StreamBlock {
-  static constexpr int kTokens = Source::kTileTokens * kTokenTiles;
+  static constexpr int kTokens = 8 * kTokenTiles;
   static constexpr int kMultipliers = Source::kSets * kSetWarps;
   // One warp brings weights, some inputs, each those of a unit; the last ones, of which the first
   // finds out who the experts are, add up and store what the multiplying warps leave of a unit,
@@ -270,8 +267,7 @@ struct StreamBlock {
       const int column_warp = warp % kSetWarps >> phase.row_shift;
       typename Source::template Lane<kTokenTiles> own(phase, tokens, unit, row_warp, column_warp,
                                                       lane);
-      constexpr int kLaneTokens = Source::kLaneTokens;
-      Sum sums[Source::kRows / 16][kTokenTiles][2 * kLaneTokens] = {};
+      Sum sums[Source::kRows / 16][kTokenTiles][4] = {};
       const int first_turn = ring.slot() % Source::kSets;
       int turn = first_turn;
 #pragma unroll 1
@@ -297,13 +293,13 @@ struct StreamBlock {
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
-        for (int i = 0; i < kLaneTokens; ++i) {
-          const int token = Source::kTileTokens * t + kLaneTokens * (lane % 4) + i;
+        for (int i = 0; i < 2; ++i) {
+          const int token = 8 * t + 2 * (lane % 4) + i;
           if (token >= tokens.count) continue;
 #pragma unroll
           for (int r = 0; r < Source::kRows / 16; ++r) {
             own_part[token * row_stride + r * 16] = sums[r][t][i];
-            own_part[token * row_stride + r * 16 + 8] = sums[r][t][i + kLaneTokens];
+            own_part[token * row_stride + r * 16 + 8] = sums[r][t][i + 2];
           }
         }
       }
@@ -342,14 +338,6 @@ struct StreamBlock {
             phase.y[(tokens.begin + token) * phase.out_stride + first_row + row] =
                 outputs.value(sum_of(token, row), of_token, false);
           }
-        }
-      } else if constexpr (Source::kDigits) {
-        static_assert(kAdderThreads == kDigitGroup);
-#pragma unroll 1
-        for (int token = 0; token < tokens.count; ++token) {
-          const float gate = sum_of(token, thread), up = sum_of(token, kDigitGroup + thread);
-          const float active = phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
-          store_digit(phase, token, unit, thread, active * up);
         }
       } else {
         const int half = rows / 2, first_row = unit * half;
@@ -392,25 +380,6 @@ struct StreamBlock {
 
   __device__ uint32_t sums_full(int i) const { return shared_address(&barriers.sums_full[i]); }
   __device__ uint32_t sums_empty(int i) const { return shared_address(&barriers.sums_empty[i]); }
-
-  // An activation, one of kDigitGroup that the adding threads have.
-  __device__ void store_digit(const StreamPhase& phase, int token, int unit, int thread,
-                              float value) const {
-    uint32_t* const largest = barriers.largest[token % 2];
-    const uint32_t of_warp = warp_max(magnitude(value));
-    if (thread % kWarp == 0) largest[thread / kWarp] = of_warp;
-    sync_adders();
-    const DigitScale scale =
-        digit_scale(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
-    const Digits digits = digits_of(value, scale.inverse);
-    int8_t* const to = phase.digits + 2 * token * phase.out_stride + unit * kDigitGroup;
-    const int place = digit_place(thread);
-    to[place] = static_cast<int8_t>(digits.high);
-    to[phase.out_stride + place] = static_cast<int8_t>(digits.low);
-    if (thread == 0) {
-      *digit_scale_at(phase.digits, phase.out_stride, plan.tokens, token, unit) = scale.scale;
-    }
-  }
 
   __device__ uint32_t turn(int i) const { return shared_address(&barriers.turns[i]); }
   __device__ void end_turn(int which) const {
