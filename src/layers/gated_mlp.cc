@@ -28,7 +28,7 @@ void GatedMlp::run(StepContext& step, const LinearInput& input, const TensorView
   const auto [gate, up] = run_all(step, input, {&gate_, &up_});
   down_.run_to(step,
                prepare_gated_input(step.stream, step.workspace, activation_, gate, up,
-                                   braid::input_rounding(step, {&down_.weight()})),
+                                   gated_input_rounding(step, {&down_.weight()})),
                out);
 }
 

@@ -1,7 +1,6 @@
 #include "ops/fused/gated_mlps.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
@@ -27,8 +26,7 @@ void check_call(const GatedMlpCall& call) {
 
 // How many experts got tokens is not known here.
 OpWork work_of(std::span<const GatedMlpCall> calls) {
-  OpWork work{.arithmetic =
-                  calls[0].x->token_codes.rank() == 2 ? Arithmetic::kInt8 : Arithmetic::kBF16};
+  OpWork work{.arithmetic = Arithmetic::kBF16};
   for (const GatedMlpCall& call : calls) {
     const bool routed = call.groups != nullptr;
     const auto rows = static_cast<double>(call.out.dim(0));
@@ -56,8 +54,6 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
   }
   const OpScope op(stream, "gated_mlps", calls[0].gate->format->name,
                    [&] { return work_of(calls); });
-  static const bool without_codes = std::getenv("BRAID_PACKED_MLPS") != nullptr;
-  if (without_codes && cuda::gated_mlps(stream, workspace, calls)) return true;
   if (calls[0].x->token_codes.rank() == 2) return cuda::int8_mlps(stream, workspace, calls);
   return cuda::gated_mlps(stream, workspace, calls) ||
          (calls.size() == 1 && cuda::wide_gated_mlp(stream, workspace, calls[0]));

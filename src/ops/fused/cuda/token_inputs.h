@@ -1,9 +1,6 @@
 #pragma once
 
-#include <span>
-
 #include "ops/elementwise/elementwise.h"
-#include "ops/fused/gated_mlps.h"
 #include "ops/linear/linear.h"
 
 namespace braid::cuda {
@@ -18,9 +15,5 @@ LinearInput normed_token_codes(Stream& stream, Workspace& workspace, const Tenso
 // Of activation(gate) ⊙ up.
 LinearInput gated_token_codes(Stream& stream, Workspace& workspace, Activation activation,
                               const TensorView& gate, const TensorView& up, bool with_packed);
-
-// Gated blocks with such inputs, few tokens of them, as one pass over the weights; false, and
-// nothing done, if they do not fit.
-bool stream_int8_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
 
 }  // namespace braid::cuda

@@ -49,12 +49,8 @@ struct StreamPhase {
   const int32_t* x_rows;
   const uint16_t* x;
   int64_t x_stride;
-  // Inputs of int8 codes (int8_stream.h), two to an element of x; of their scales there is one for
-  // each row. What others of the kernel make is `activated`, and gets its codes and scales here.
-  float* x_scales;
-  const float* activated;
-  int64_t activated_stride;
-  float* y;  // [tokens or pairs, rows], or if gated and not of codes:
+  const float* x_scales;  // of inputs of int8 codes (int8_stream.h), two to an element of x
+  float* y;               // [tokens or pairs, rows], or if gated:
   uint16_t* packed;
   int64_t out_stride;
   // What others read has a counter for each kCountedColumns of its columns and each tile of tokens,
