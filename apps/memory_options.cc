@@ -39,16 +39,6 @@ int64_t stored_bytes(const WeightMap& weights) {
   return bytes;
 }
 
-std::string by_kind(const MemoryPlan& plan) {
-  std::string text;
-  for (const MemoryKind kind :
-       {MemoryKind::kWeights, MemoryKind::kCache, MemoryKind::kWorkspace, MemoryKind::kFixed}) {
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", memory_kind_name(kind),
-                        size_text(plan.bytes(kind)));
-  }
-  return text;
-}
-
 }  // namespace
 
 void MemoryOptions::add_to(CLI::App& command, bool offload) {
@@ -159,7 +149,18 @@ void enforce_budget(int64_t budget, const MemoryShape& shape, const MemoryPlanFu
   }
   if (hint.empty()) hint = "; no context fits";
   throw Error("the memory budget is {}, but {} are needed ({}) for a context of {} tokens{}",
-              size_text(budget), size_text(asked.total()), by_kind(asked), shape.context, hint);
+              size_text(budget), size_text(asked.total()), memory_by_kind(asked), shape.context,
+              hint);
+}
+
+std::string memory_by_kind(const MemoryPlan& plan) {
+  std::string text;
+  for (const MemoryKind kind :
+       {MemoryKind::kWeights, MemoryKind::kCache, MemoryKind::kWorkspace, MemoryKind::kFixed}) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", memory_kind_name(kind),
+                        size_text(plan.bytes(kind)));
+  }
+  return text;
 }
 
 std::string memory_table(const MemoryPlan& plan, int64_t budget) {

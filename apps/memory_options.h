@@ -59,6 +59,8 @@ std::optional<int64_t> fitting_context(int64_t budget, const MemoryShape& shape,
 // and the most sequences that would fit, if it exceeds the budget.
 void enforce_budget(int64_t budget, const MemoryShape& shape, const MemoryPlanFunction& plan);
 
+// "weights 23.6 MB, cache 10.5 MB, …"
+std::string memory_by_kind(const MemoryPlan& plan);
 std::string memory_table(const MemoryPlan& plan, int64_t budget);
 nlohmann::ordered_json memory_json(const MemoryPlan& plan, int64_t budget);
 // A line on standard error: the peak of the process (of a CUDA device: of what it allocated there,

@@ -3,13 +3,16 @@
 #include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <string>
 
 #include "apps/command.h"
 #include "apps/device_options.h"
 #include "apps/interrupt.h"
+#include "apps/memory_options.h"
 #include "apps/progress_bar.h"
+#include "apps/quantize_memory.h"
 #include "apps/table.h"
 #include "apps/text_io.h"
 #include "base/cpu_features.h"
@@ -41,6 +44,7 @@ struct QuantizeCommandOptions {
   int64_t sequences = 128, length = 512;
   uint64_t seed = 0;
   int num_threads = 0, refinements = 3;
+  MemoryOptions memory;
 };
 
 constexpr std::string_view kDefaultText = "calibration/calibration.txt";
@@ -152,10 +156,12 @@ CalibrationTokens read_calibration(const QuantizeCommandOptions& o, const fs::pa
   return tokens;
 }
 
-void print_json(const QuantizeCommandOptions& o, const QuantizeResult& r) {
+void print_json(const QuantizeCommandOptions& o, const QuantizeResult& r,
+                const std::optional<MemoryPlan>& plan) {
   nlohmann::ordered_json json = {{"output", o.out}, {"files", nlohmann::ordered_json::array()}};
   for (const fs::path& file : r.files) json["files"].push_back(file.string());
   json.update(result_json(r));
+  if (plan) json["memory"] = memory_json(*plan, o.memory.budget_bytes());
   write_out(json.dump(2) + "\n");
 }
 
@@ -185,6 +191,13 @@ void run_quantize(const QuantizeCommandOptions& o) {
   QuantizeOptions options = make_options(o);
   const CalibrationTokens calibration =
       read_calibration(o, model, options.method == QuantizeMethod::kGptq);
+  std::optional<MemoryPlan> plan;
+  if (o.memory.wanted()) {
+    const CalibrationShape shape{static_cast<int64_t>(calibration.sequences.size()),
+                                 calibration.length};
+    plan = enforce_quantize_budget(o.memory.budget_bytes(), MemoryNeed(model, options), options,
+                                   shape, num_threads_of({.num_threads = o.num_threads}));
+  }
   ThreadPool pool({.num_threads = o.num_threads});
   const InterruptGuard interrupt;
   QuantizeResult result;
@@ -204,7 +217,8 @@ void run_quantize(const QuantizeCommandOptions& o) {
     };
     result = quantize_model(model, o.out, calibration, pool, options);
   }
-  o.json ? print_json(o, result) : print_summary(o, result);
+  o.json ? print_json(o, result, plan) : print_summary(o, result);
+  if (plan) report_peak(*plan, options.device);
 }
 
 }  // namespace
@@ -329,6 +343,7 @@ void add_quantize_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--dummy-seed", o->dummy_seed, "Seed of dummy weights")
       ->capture_default_str();
+  o->memory.add_to(*command);
   command->add_option("--isa", o->isa, "Force the CPU kernels of an instruction set")
       ->check(CLI::IsMember({"portable", "avx2", "avx512"}));
   command->footer(

@@ -19,24 +19,22 @@ bool shares_keys(const Model& model) {
   });
 }
 
-int64_t batch_size(const CalibrationTokens& tokens, Device device) {
-  const int64_t batch_tokens = device.is_cpu() ? kBatchTokens : kDeviceBatchTokens;
-  return std::clamp<int64_t>(batch_tokens / tokens.length, 1,
-                             static_cast<int64_t>(tokens.sequences.size()));
-}
-
-CacheOptions cache_options(const CalibrationTokens& tokens, bool keeps_all, Device device,
-                           ActivationPrecision precision) {
-  const int64_t sequences =
-      keeps_all ? static_cast<int64_t>(tokens.sequences.size()) : batch_size(tokens, device);
-  return {.kv_dtype = precision == ActivationPrecision::kF32 ? DType::kF32 : DType::kBF16,
-          .max_tokens = sequences * tokens.length,
-          .max_sequences = sequences,
-          .max_sequence_tokens = tokens.length,
-          .max_step_tokens = tokens.length};
-}
-
 }  // namespace
+
+int64_t CalibrationPass::batch_size(int64_t sequences, int64_t length, Device device) {
+  const int64_t batch_tokens = device.is_cpu() ? kBatchTokens : kDeviceBatchTokens;
+  return std::clamp<int64_t>(batch_tokens / length, 1, sequences);
+}
+
+CacheOptions CalibrationPass::cache_options(const Model& model, int64_t sequences, int64_t length,
+                                            Device device, ActivationPrecision precision) {
+  if (!shares_keys(model)) sequences = batch_size(sequences, length, device);
+  return {.kv_dtype = precision == ActivationPrecision::kF32 ? DType::kF32 : DType::kBF16,
+          .max_tokens = sequences * length,
+          .max_sequences = sequences,
+          .max_sequence_tokens = length,
+          .max_step_tokens = length};
+}
 
 CalibrationPass::CalibrationPass(const Model& model, const CalibrationTokens& tokens,
                                  Stream& stream, Workspace& workspace,
@@ -47,11 +45,14 @@ CalibrationPass::CalibrationPass(const Model& model, const CalibrationTokens& to
       workspace_(workspace),
       precision_(precision),
       keeps_all_(shares_keys(model)),
-      pool_(model.cache_layout(), cache_options(tokens, keeps_all_, stream.device(), precision),
+      pool_(model.cache_layout(),
+            cache_options(model, static_cast<int64_t>(tokens.sequences.size()), tokens.length,
+                          stream.device(), precision),
             stream.device()),
       hidden_(static_cast<size_t>(tokens.num_tokens() * model.hidden_size()) * sizeof(float),
               stream.device()) {
-  const size_t at_once = static_cast<size_t>(batch_size(tokens, stream.device()));
+  const auto at_once = static_cast<size_t>(
+      batch_size(static_cast<int64_t>(tokens.sequences.size()), tokens.length, stream.device()));
   for (size_t first = 0; first < tokens.sequences.size(); first += at_once) {
     batches_.push_back({first, std::min(at_once, tokens.sequences.size() - first)});
   }

@@ -35,6 +35,11 @@ class CalibrationPass {
 
   struct Enough {};
 
+  // Sequences that run side by side, and the room for keys and values that they get.
+  static int64_t batch_size(int64_t sequences, int64_t length, Device device);
+  static CacheOptions cache_options(const Model& model, int64_t sequences, int64_t length,
+                                    Device device, ActivationPrecision precision);
+
   // Fills the hidden states with the embedding of the tokens.
   void embed();
   // The layer's inputs stay as they are.

@@ -28,6 +28,7 @@
 #include "quantize/quantization_entry.h"
 #include "quantize/quantized_parts.h"
 #include "quantize/report.h"
+#include "quantize/source.h"
 #include "quantize/text_file.h"
 #include "quantize/work_folder.h"
 #include "tensor/cuda/device_memory.h"
@@ -103,13 +104,15 @@ class Quantizer {
         calibration_(calibration),
         pool_(pool),
         options_(options),
-        files_(open(path, options)),
+        files_(open_source(path, options)),
         work_(out, key_of(files_, calibration, options)),
         stream_(pool, options.device),
         workspace_(kWorkspaceBytes, options.device) {
-    use_canonical_names(files_);
-    // Binding a model copies experts that are stored one by one; only calibration has to have it.
-    if (calibrated() || !has_single_experts(files_.weights())) model_ = load_model(files_);
+    // Binding a layer copies experts that are stored one by one into stacks: put off until its
+    // turn.
+    stacks_experts_ = has_single_experts(files_.weights());
+    files_.weights().set_deferring(stacks_experts_);
+    if (calibrated() || !stacks_experts_) model_ = load_model(files_);
     if (matches_source()) source_model_ = load_model(files_);
     num_layers_ = model_ != nullptr ? model_->num_layers() : count_layers(files_.weights());
     if (files_.is_gguf() && !as_gguf()) texts_ = hf_folder_texts(files_);
@@ -162,29 +165,7 @@ class Quantizer {
   }
 
  private:
-  static ModelFiles open(const fs::path& path, const QuantizeOptions& options) {
-    const bool to_gguf = options.file_format == QuantizedFileFormat::kGguf;
-    if (to_gguf != options.recipe.gguf) throw Error("recipe.gguf must be {}", to_gguf);
-    if (options.dummy_weights) return open_dummy(path, options.dummy_seed);
-    ModelFiles files = ModelFiles::open(path);
-    if (files.is_packed()) {
-      throw Error("{}: is packed for speed; give the model it was made from", path.string());
-    }
-    return files;
-  }
-
   bool as_gguf() const { return options_.file_format == QuantizedFileFormat::kGguf; }
-  // With the tensors that a model of the config asks for.
-  static ModelFiles open_dummy(const fs::path& path, uint64_t seed) {
-    ModelFiles files = ModelFiles::open(path, /*with_weights=*/false);
-    auto made = std::make_shared<WeightMap>();
-    made->set_origin(path.string());
-    files.weights() = WeightMap::dummy(seed, *DummyFormats::find("bf16"));
-    files.weights().keep_dummies_in(made);
-    load_model(files);
-    files.weights() = *made;
-    return files;
-  }
 
   // Places what the layers share, and gives the first layer's inputs.
   void begin_pass(Model& model, std::optional<CalibrationPass>& pass) {
@@ -232,6 +213,7 @@ class Quantizer {
     int64_t elements = 0;
     for (const TensorPlan* plan : plans) elements += plan->num_parameters();
     WorkFolder::Part part;
+    if (is_layer && calibrated()) stack_experts(index);
     if (work_.has_part(index)) {
       progress_.resumed += elements;
       if (is_layer) ++times_.layers_resumed;
@@ -345,6 +327,13 @@ class Quantizer {
     hessians.pair_with(nullptr);
   }
 
+  // Of a layer whose turn has come, on the CPU.
+  void stack_experts(int64_t layer) {
+    if (!stacks_experts_ || !stream_.is_cpu()) return;
+    rebind(layer);
+    if (source_model_ != nullptr) source_model_->rebind_layer(layer, tensors_of(layer, {}));
+  }
+
   // The layer with its quantised matrices, as a later program will load it.
   void rebind(int64_t layer) { model_->rebind_layer(layer, tensors_of(layer, weights_)); }
 
@@ -383,12 +372,18 @@ class Quantizer {
     source_model_->place_layer(layer, *source_placement_);
     source_placement_->finish();
   }
+  // The layer's work is done: nothing of it stays in memory.
   void take_back(int64_t layer) {
-    if (stream_.is_cpu()) return;
-    rebind(layer);
+    if (stream_.is_cpu() && !stacks_experts_) return;
+    const auto unload = [&](Model& model, const auto& quantised) {
+      WeightMap tensors = tensors_of(layer, quantised);
+      tensors.set_deferring(true);
+      model.rebind_layer(layer, tensors);
+    };
+    unload(*model_, weights_);
     placement_.reset();
-    if (!source_placement_) return;
-    source_model_->rebind_layer(layer, tensors_of(layer, {}));
+    if (source_model_ == nullptr) return;
+    unload(*source_model_, std::map<std::string, Weight, std::less<>>());
     source_placement_.reset();
   }
 
@@ -573,6 +568,7 @@ class Quantizer {
   const QuantizeOptions& options_;
   ModelFiles files_;
   WorkFolder work_;
+  bool stacks_experts_ = false;   // they are stored one by one
   std::unique_ptr<Model> model_;  // null where nothing is calibrated and experts stand one by one
   int64_t num_layers_ = 0;
   Stream stream_;

@@ -65,6 +65,23 @@ class PlanTest(MemoryCase):
             self.assertLessEqual(float(peak), float(planned))
             self.assertIn("activations", result.stderr.decode())
 
+    def test_quantising_stays_within_its_plan(self):
+        for number, options in enumerate((("--sequences", 8, "--match-source"), ("--sequences", 8, "--one-pass"),
+                                          ("--method", "rtn"))):
+            out, peak = self.peak_of("quantize", DEMO, "-o", self.path(f"out{number}"), "-t", 2, *options, "--json",
+                                     "--memory-budget", "1GiB")
+            plan = json.loads(out)["memory"]
+            self.assertLessEqual(peak, plan["total"])
+            self.assertGreater(peak, 0.3 * plan["total"])
+
+    def test_quantising_names_what_would_fit(self):
+        wanted = ("quantize", DEMO, "-o", self.path("out"), "-t", 2)
+        said = self.fail_with(1, *wanted, "--memory-budget", "130MB", says=("128 sequences", "fits")).stderr.decode()
+        fitting = int(re.search(r"--sequences (\d+) fits", said).group(1))
+        self.fail_with(1, *wanted, "--sequences", fitting + 1, "--memory-budget", "130MB", says=("fits",))
+        self.succeed(*wanted, "--sequences", fitting, "--memory-budget", "130MB")
+        self.fail_with(1, *wanted, "--memory-budget", "1MB", says=("not even one sequence fits",))
+
     def test_the_context_follows_from_the_budget(self):
         whole = json.loads(self.succeed("run", DEMO, "-p", "The", *GREEDY, *FIXED, "--json",
                                         "--memory-budget", "4GiB"))
