@@ -4,7 +4,6 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
-#include "ops/moe/cuda/top_k.cuh"
 
 namespace braid::cuda {
 namespace {
