@@ -24,9 +24,9 @@ constexpr size_t kPoolBytes = size_t{2} << 30;
 // ready: inputs times 2^64 and minus eight times their sums come with them; scaled: they are scaled
 // by the multiplying warps; no inputs: all as it is but for their copies; thin: nor is there room
 // for them, so that more weights are on their way.
-enum Variant { kNothing, kLoads, kRaw, kReady, kScaled, kNoInputs, kThin, kThreeSets, kFull };
-constexpr const char* kNames[] = {"nothing",   "loads", "raw words",  "ready", "scaled",
-                                  "no inputs", "thin",  "three sets", "full"};
+enum Variant { kNothing, kLoads, kRaw, kReady, kScaled, kNoInputs, kThin, kFull };
+constexpr const char* kNames[] = {"nothing", "loads",     "raw words", "ready",
+                                  "scaled",  "no inputs", "thin",      "full"};
 
 template <int kVariant, int kTokenTiles>
 class VariantLane : public Base::Lane<kTokenTiles> {
@@ -116,7 +116,6 @@ class VariantLane : public Base::Lane<kTokenTiles> {
 
 template <int kVariant>
 struct Source : Base {
-  static constexpr int kSets = kVariant == kThreeSets ? 3 : Base::kSets;
   template <int kTokenTiles>
   using Lane = VariantLane<kVariant, kTokenTiles>;
   template <int kTokens>
@@ -203,10 +202,8 @@ void measure(Machine& m, int tokens, int rows, int cols, int row_warps) {
 
 template <int kTokenTiles>
 void measure_all(Machine& m, int tokens) {
-  // Some are what others would be with their columns split over two or four blocks.
-  constexpr int kShapes[][3] = {{30720, 3840, 4}, {30720, 3840, 2}, {3840, 15360, 1},
-                                {7680, 7680, 2},  {15360, 3840, 4}, {3840, 4096, 1},
-                                {7680, 2048, 2},  {8192, 3840, 2},  {16384, 1920, 4}};
+  constexpr int kShapes[][3] = {
+      {30720, 3840, 4}, {30720, 3840, 2}, {8192, 3840, 2}, {3840, 15360, 1}, {3840, 4096, 1}};
   for (const auto& [rows, cols, row_warps] : kShapes) {
     std::printf("%d tokens, %d x %d, %d row warps:", tokens, rows, cols, row_warps);
     measure<kNothing, kTokenTiles>(m, tokens, rows, cols, row_warps);
@@ -216,9 +213,6 @@ void measure_all(Machine& m, int tokens) {
     measure<kScaled, kTokenTiles>(m, tokens, rows, cols, row_warps);
     measure<kNoInputs, kTokenTiles>(m, tokens, rows, cols, row_warps);
     measure<kThin, kTokenTiles>(m, tokens, rows, cols, row_warps);
-    if constexpr (kTokenTiles == 1) {
-      measure<kThreeSets, kTokenTiles>(m, tokens, rows, cols, row_warps);
-    }
     measure<kFull, kTokenTiles>(m, tokens, rows, cols, row_warps);
     std::printf("\n");
     std::fflush(stdout);

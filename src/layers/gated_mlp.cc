@@ -7,12 +7,14 @@ namespace braid {
 
 TensorView GatedMlp::run(StepContext& step, const TensorView& x) const {
   const LayerScope scope(step.stream, "mlp");
-  return run(step, prepare_input(step, x, {&gate_.weight(), &up_.weight()}));
+  return run(step, prepare_linear_input(step.stream, step.workspace, x, input_rounding(step)));
 }
 
 TensorView GatedMlp::run(StepContext& step, const RmsNorm& norm, const TensorView& x) const {
   const LayerScope scope(step.stream, "mlp");
-  return run(step, norm.prepare(step, x, {&gate_.weight(), &up_.weight()}));
+  const InputNorm input = norm.as_input(input_rounding(step));
+  return run(step, prepare_normed_input(step.stream, step.workspace, x, input.weight, input.epsilon,
+                                        input.rounding));
 }
 
 TensorView GatedMlp::run(StepContext& step, const LinearInput& input) const {
@@ -28,7 +30,7 @@ void GatedMlp::run(StepContext& step, const LinearInput& input, const TensorView
   const auto [gate, up] = run_all(step, input, {&gate_, &up_});
   down_.run_to(step,
                prepare_gated_input(step.stream, step.workspace, activation_, gate, up,
-                                   braid::input_rounding(step, {&down_.weight()})),
+                                   gated_input_rounding(step, {&down_.weight()})),
                out);
 }
 

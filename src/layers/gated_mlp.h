@@ -38,7 +38,7 @@ class GatedMlp {
   // The same of an input of this precision.
   TensorView run(StepContext& step, const LinearInput& input) const;
   InputRounding input_rounding(const StepContext& step) const {
-    return braid::input_rounding(step, {&gate_.weight(), &up_.weight()});
+    return gated_input_rounding(step, {&gate_.weight(), &up_.weight()});
   }
 
  private:

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "ops/linear/linear.h"
+#include "tensor/cuda/stream_state.h"
 
 namespace braid {
 
@@ -93,6 +94,16 @@ InputRounding input_rounding(const StepContext& step,
   }
   if (rounding.scales == Int8Scales{.per_block = false}) return {};
   return rounding;
+}
+
+InputRounding gated_input_rounding(const StepContext& step,
+                                   std::initializer_list<const Weight*> readers) {
+  constexpr int64_t kFewTokens = 64;
+  const InputRounding rounding = input_rounding(step, readers);
+  const bool one_pass = !step.stream.is_cpu() && !step.stream.cuda().deterministic() &&
+                        step.num_tokens() <= kFewTokens;
+  const bool int8 = rounding.precision == ActivationPrecision::kInt8;
+  return one_pass && int8 ? InputRounding{ActivationPrecision::kBF16, {}} : rounding;
 }
 
 LinearInput prepare_input(StepContext& step, const TensorView& x,

@@ -57,6 +57,10 @@ std::array<TensorView, kCount> run_all(StepContext& step, const LinearInput& x,
 
 // The precision that the step asks for, for the matrices that read an input.
 InputRounding input_rounding(const StepContext& step, std::initializer_list<const Weight*> readers);
+// Of matrices of gated blocks. On a CUDA device those are one pass over their weights for up to 64
+// tokens, which rounding to int8 makes no faster: it is to bfloat16 then, unless deterministic.
+InputRounding gated_input_rounding(const StepContext& step,
+                                   std::initializer_list<const Weight*> readers);
 
 // Rounds x as the step's precision asks, once for all the matrices that read it.
 LinearInput prepare_input(StepContext& step, const TensorView& x,

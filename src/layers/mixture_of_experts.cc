@@ -59,7 +59,7 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
     grouped_linear(stream, weights_.up, sorted, offsets, up);
   }
   const LinearInput activated = prepare_gated_input(stream, workspace, activation_, gate, up,
-                                                    braid::input_rounding(step, {&down}));
+                                                    gated_input_rounding(step, {&down}));
   if (step.product_observer != nullptr) {
     observe(step, {"down_proj"}, activated, offsets);
   }

@@ -47,7 +47,7 @@ class MixtureOfExperts {
   Outputs run_experts(StepContext& step, const LinearInput& x, const TensorView& router_logits,
                       const Beside& beside) const;
   InputRounding input_rounding(const StepContext& step) const {
-    return braid::input_rounding(step, {&weights_.gate_up, &weights_.gate, &weights_.up});
+    return gated_input_rounding(step, {&weights_.gate_up, &weights_.gate, &weights_.up});
   }
 
   void place(Placement& placement) {

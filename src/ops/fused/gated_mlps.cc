@@ -1,7 +1,6 @@
 #include "ops/fused/gated_mlps.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
@@ -36,8 +35,7 @@ bool can_round(Stream& stream, std::span<const GatedMlpCall> calls) {
 
 // How many experts got tokens is not known here.
 OpWork work_of(std::span<const GatedMlpCall> calls) {
-  OpWork work{.arithmetic =
-                  calls[0].x->token_codes.rank() == 2 ? Arithmetic::kInt8 : Arithmetic::kBF16};
+  OpWork work{.arithmetic = Arithmetic::kBF16};
   for (const GatedMlpCall& call : calls) {
     const bool routed = call.groups != nullptr;
     const auto rows = static_cast<double>(call.out.dim(0));
@@ -69,8 +67,6 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
   if (rounds && (!can_round(stream, calls) || (!codes && calls.size() > 1))) return false;
   const OpScope op(stream, "gated_mlps", calls[0].gate->format->name,
                    [&] { return work_of(calls); });
-  static const bool without_codes = std::getenv("BRAID_PACKED_MLPS") != nullptr;
-  if (without_codes && !rounds && cuda::gated_mlps(stream, workspace, calls)) return true;
   if (codes) return cuda::int8_mlps(stream, workspace, calls);
   return rounds ? cuda::wide_gated_mlp(stream, workspace, calls[0])
                 : cuda::gated_mlps(stream, workspace, calls);

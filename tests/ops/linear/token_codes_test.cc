@@ -103,7 +103,7 @@ TEST_P(TokenCodesTest, ProductsOfExpertsAreTheBitsOfTheCpu) {
     const Weight weight = random_weight(random, FormatId::kW8C, {experts, rows, cols});
     const Weight tiles = cuda::pack_tiles(on_target(weight));
     for (const int64_t pairs :
-         {int64_t{1}, 2 * experts, int64_t{20}, 50 * experts, 110 * experts, 300 * experts}) {
+         {int64_t{1}, int64_t{20}, 50 * experts, 110 * experts, 300 * experts}) {
       SCOPED_TRACE(fmt::format("{} × [{}, {}], {} pairs", experts, rows, cols, pairs));
       const Routing routing = random_routing(random, experts, pairs, pairs);
       PaddedTensor x({pairs, cols}, 4), y({pairs, rows}, 3), expected({pairs, rows}, 0);
@@ -119,15 +119,12 @@ TEST_P(TokenCodesTest, ProductsOfExpertsAreTheBitsOfTheCpu) {
 }
 
 // Against the single ops, whose results are the same bits.
-class GatedTokenCodesTest : public TokenCodesTest {
- protected:
-  struct Sizes {
-    int64_t tokens, experts, width, hidden, pairs;
-  };
-  void check(const Sizes& s) {
-    const auto [tokens, experts, width, hidden, pairs] = s;
-    for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
-      for (const bool joined : {false, true}) {
+TEST_P(TokenCodesTest, GatedBlocksAreTheirOpsInTurn) {
+  for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
+    for (const bool joined : {false, true}) {
+      for (const int64_t tokens : {1, 40, 150, 500}) {
+        const int64_t experts = random.integer(2, 9), width = 32 * random.integer(1, 9);
+        const int64_t hidden = 32 * random.integer(1, 12), pairs = 3 * tokens;
         SCOPED_TRACE(fmt::format("{} tokens, {} experts, {} × {}, {}", tokens, experts, width,
                                  hidden, joined ? "joined" : "apart"));
         Workspace::Scope scope(workspace);
@@ -156,16 +153,7 @@ class GatedTokenCodesTest : public TokenCodesTest {
         const GatedMlpCall calls[] = {
             {activation, &dense_gate, &none, &dense_down, &input, nullptr, dense_out},
             {activation, &gate, &up, &down, &input, &groups, out}};
-        // One or both of them, twice: counters must be left as they were found.
         ASSERT_TRUE(gated_mlps(stream, workspace, calls));
-        ASSERT_TRUE(gated_mlps(stream, workspace, calls));
-        if (!joined) {
-          for (int64_t i = 0; i < pairs; ++i) std::fill_n(out.row(i), hidden, 0.0f);
-          for (int64_t i = 0; i < tokens; ++i) std::fill_n(dense_out.row(i), hidden, 0.0f);
-          for (const GatedMlpCall& call : calls) {
-            ASSERT_TRUE(gated_mlps(stream, workspace, std::span(&call, 1)));
-          }
-        }
 
         PaddedTensor expected({pairs, hidden}, 0), dense_expected({tokens, hidden}, 0);
         const LinearInput sorted = gather_input(stream, workspace, input, rows);
@@ -209,35 +197,9 @@ class GatedTokenCodesTest : public TokenCodesTest {
       }
     }
   }
-};
-
-TEST_P(GatedTokenCodesTest, BlocksAreTheirOpsInTurn) {
-  for (const int64_t tokens : {1, 40, 150, 500}) {
-    check({.tokens = tokens,
-           .experts = random.integer(2, 9),
-           .width = 32 * random.integer(1, 9),
-           .hidden = 32 * random.integer(1, 12),
-           .pairs = 3 * tokens});
-    if (HasFatalFailure()) return;
-  }
-}
-
-// In one pass over the weights.
-TEST_P(GatedTokenCodesTest, BlocksOfFewTokensAreTheirOpsInTurn) {
-  for (const int64_t tokens : {1, 7, 8, 9, 16, 17, 31, 32, 33, 64}) {
-    const int64_t pairs = tokens * random.integer(1, 3);
-    check({.tokens = tokens,
-           .experts = (pairs + 1) / 2 + random.integer(0, 150),
-           .width = 32 * random.integer(1, tokens % 2 == 0 ? 40 : 18),
-           .hidden = 32 * random.integer(1, 12),
-           .pairs = pairs});
-    if (HasFatalFailure()) return;
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, TokenCodesTest, testing::Values(OpTarget{.cuda = true}),
-                         target_name);
-INSTANTIATE_TEST_SUITE_P(Devices, GatedTokenCodesTest, testing::Values(OpTarget{.cuda = true}),
                          target_name);
 
 }  // namespace

@@ -2,8 +2,7 @@
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/fused/cuda/packed_rows.cuh"
-#include "ops/linear/cuda/digit_stream.h"
-#include "ops/linear/cuda/digits.cuh"
+#include "ops/linear/cuda/weight_stream.h"
 
 namespace braid::cuda {
 namespace {
@@ -30,59 +29,10 @@ bool fits(Stream& stream, const GatedMlpCall& call) {
          rows <= (experts > 0 ? kFewTokensPerExpert * experts : kMostStreamTokens);
 }
 
-bool takes_digits(Stream& stream, const GatedMlpCall& call) {
-  Products down = products_of(*call.down, *call.x);
-  down.packed_stride = call.down->cols();  // of inputs yet to come
-  return call.groups == nullptr && call.out.dim(0) <= kMostDigitTokens && fits(stream, call) &&
-         streams_digits(stream, products_of(*call.gate, *call.x)) && streams_digits(stream, down);
-}
-
-// A dense block whose inputs are digits.
-void digit_mlp(Stream& stream, Workspace& workspace, const GatedMlpCall& call) {
-  const int64_t width = call.down->cols(), hidden = call.gate->cols();
-  Products gate = products_of(*call.gate, *call.x);
-  gate.rows = static_cast<int>(width);
-  const auto room_for = [&](int64_t cols) {
-    return static_cast<int8_t*>(workspace.take(DType::kI8, {digit_rows(gate.tokens), cols}).raw());
-  };
-  int8_t* const inputs = room_for(hidden);
-  int8_t* const activated = room_for(width);
-  make_digits(stream, gate, inputs);
-
-  StreamPlan plan = digit_plan(gate);
-  plan.num_phases = 2;
-  StreamPhase& first = plan.phases[0];
-  first = digit_phase(stream, plan, gate, inputs, true);
-  const bool joined = call.up->empty();
-  set_up_rows(plan, first, products_of(joined ? *call.gate : *call.up, *call.x),
-              joined ? gate.rows : 0);
-  first.activation = call.activation;
-  first.digits = activated;
-  first.out_stride = width;
-  first.counts = 1;  // behind the one that counts blocks
-  plan.num_counters = 1 + stream_counters(gate.rows);
-
-  Products down = products_of(*call.down, *call.x);
-  down.packed_stride = width;
-  StreamPhase& second = plan.phases[1];
-  second = digit_phase(stream, plan, down, activated, false);
-  second.y = call.out.data<float>();
-  second.out_stride = call.out.row_stride();
-  second.awaits = first.counts;
-  second.awaited_unit_rows = first.unit_rows;
-  plan.counters = stream.cuda().counters();
-  stream_digits(stream, plan);
-  stream.cuda().finish_op("gated_mlps");
-}
-
 }  // namespace
 
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls) {
   if (stream.cuda().deterministic()) return false;
-  if (calls.size() == 1 && takes_digits(stream, calls[0])) {
-    digit_mlp(stream, workspace, calls[0]);
-    return true;
-  }
   StreamPlan plan = stream_plan(products_of(*calls[0].gate, *calls[0].x));
   for (const GatedMlpCall& call : calls) {
     if (!fits(stream, call) || call.gate->format != calls[0].gate->format) return false;

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <span>
-
 #include "ops/elementwise/elementwise.h"
-#include "ops/fused/gated_mlps.h"
 #include "ops/linear/linear.h"
 
 namespace braid::cuda {
@@ -23,9 +20,5 @@ inline constexpr int64_t kGatedNormWidth = 128;
 LinearInput gated_norm_token_codes(Stream& stream, Workspace& workspace, const TensorView& x,
                                    const TensorView& gate, const TensorView& weight, float epsilon,
                                    bool with_packed);
-
-// Gated blocks with such inputs, few tokens of them, as one pass over the weights; false, and
-// nothing done, if they do not fit.
-bool stream_int8_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
 
 }  // namespace braid::cuda

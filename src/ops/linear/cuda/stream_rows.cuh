@@ -10,8 +10,6 @@ namespace braid::cuda {
 struct RowSource {
   using Sum = float;
   using Outputs = PlainOutputs;
-  static constexpr bool kCodes = false, kDigits = false;
-  static constexpr int kTileTokens = 8, kLaneTokens = 2, kInputWarps = 1;
   static constexpr int kSets = 1;
   static constexpr int kRows = 16, kPieceColumns = 64;
   static constexpr int kPieceBytes = kRows * kPieceColumns * 2;

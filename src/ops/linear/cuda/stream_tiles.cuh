@@ -13,8 +13,6 @@ struct TileSource {
   using Layout = TileLayout<kFormat>;
   using Sum = float;
   using Outputs = PlainOutputs;
-  static constexpr bool kCodes = false, kDigits = false;
-  static constexpr int kTileTokens = 8, kLaneTokens = 2, kInputWarps = 1;
   static constexpr int kSets = 2;
   static constexpr int kRows = kTileRows, kPieceColumns = Piece<Layout>::kCols;
   static constexpr int kPieceUnits = Piece<Layout>::kUnits, kPieceBytes = Piece<Layout>::kBytes;

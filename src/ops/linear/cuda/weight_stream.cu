@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "ops/cuda/tensor_map.h"
-#include "ops/linear/cuda/digit_stream.h"
 #include "ops/linear/cuda/stream_rows.cuh"
 #include "ops/linear/cuda/weight_stream.h"
 #include "quant/tile_layout.h"
@@ -30,7 +29,7 @@ PieceSize piece_size(FormatId format, bool tiles) {
 }  // namespace
 
 int StreamPlan::most_tiles(bool routed) const {
-  const int tile = tile_tokens > 0 ? tile_tokens : 8 * token_tiles;
+  const int tile = 8 * token_tiles;
   if (!routed) return ceil_divide(tokens, tile);
   return std::min(pairs, experts + pairs / tile);
 }
@@ -143,7 +142,6 @@ void stream_weights(Stream& stream, StreamPlan& plan) {
 }
 
 void stream_products(Stream& stream, const Products& products) {
-  if (streams_digits(stream, products)) return stream_digit_products(stream, products);
   const bool routed = products.experts > 0;
   // The order of a token's sums does not depend on how many there are.
   const int rows = products.rows * std::max(products.experts, 1);

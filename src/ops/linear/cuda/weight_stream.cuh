@@ -15,9 +15,6 @@
 //   Outputs(phase, tokens, unit, thread), of an adding thread, which has outputs of one row
 //     .find_inputs(phase, tokens), once inputs are there; .of_token(token), by whole warps;
 //     .value(sum, of token, whether of the up rows)
-//   kCodes: inputs are int8 codes. Gated outputs are then float32, and a phase that awaits them
-//   has make_codes() bring them. kDigits: inputs are digits (digit_stream.h), gated outputs, too
-//   kTileTokens: of a tile of tokens; a lane has sums of kLaneTokens of them
 //
 // and on the host input_bytes(phase, tokens of a box), for a slot of the ring.
 
@@ -27,7 +24,6 @@
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
-#include "ops/linear/cuda/digits.cuh"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/weight_stream.h"
 
@@ -47,15 +43,11 @@ struct TokenTile {
 // products of the next one.
 inline constexpr int kStreamBuffers = 1;
 
-inline constexpr int kMostInputWarps = 3;
-
 struct StreamBarriers {
   uint64_t full[kMostSlots], empty[kMostSlots];
   uint64_t sums_full[kStreamBuffers], sums_empty[kStreamBuffers];
   uint64_t listed;
-  uint64_t turns[kMostInputWarps];  // to bring inputs
   int num_listed;
-  uint32_t largest[2][4];  // of the adding warps, for one token and the next
 };
 
 // The stages of all units of a block in turn, as each role goes through them.
@@ -67,9 +59,6 @@ class Ring {
   __device__ void advance() {
     if (++slot_ == slots_) slot_ = 0, parity_ ^= 1;
   }
-  __device__ void advance(int steps) {
-    for (slot_ += steps; slot_ >= slots_; slot_ -= slots_) parity_ ^= 1;
-  }
 
  private:
   int slots_, slot_ = 0;
@@ -79,11 +68,6 @@ class Ring {
 template <typename Source>
 __host__ __device__ constexpr int slot_bytes() {
   return kSetWarps * Source::kPieceBytes;
-}
-// Of the weights; inputs follow.
-template <typename Source>
-__host__ __device__ constexpr int ring_bytes(int slots) {
-  return (slots * slot_bytes<Source>() + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment;
 }
 // Sums of a unit, in floats: [sets][column warps][tokens][rows].
 template <typename Source>
@@ -105,18 +89,15 @@ struct PlainOutputs {
 
 template <typename Source, int kTokenTiles>
 struct StreamBlock {
-  static constexpr int kTokens = Source::kTileTokens * kTokenTiles;
+  static constexpr int kTokens = 8 * kTokenTiles;
   static constexpr int kMultipliers = Source::kSets * kSetWarps;
-  // One warp brings weights, some inputs, each those of a unit; the last ones, of which the first
-  // finds out who the experts are, add up and store what the multiplying warps leave of a unit,
-  // while those go on.
+  // One warp brings weights, one inputs; the last ones, of which the first finds out who the
+  // experts are, add up and store what the multiplying warps leave of a unit, while those go on.
   static constexpr int kAdders = Source::kSets > 1 && kTokenTiles > 1 ? 2 : 4;
   using Sum = typename Source::Sum;
   static constexpr int kAdderThreads = kAdders * kWarp;
-  static constexpr int kInputWarps = Source::kInputWarps;
-  static_assert(kInputWarps <= kMostInputWarps);
   static constexpr int kWeightWarp = kMultipliers, kInputWarp = kMultipliers + 1,
-                       kFirstAdder = kInputWarp + kInputWarps;
+                       kFirstAdder = kMultipliers + 2;
   static constexpr int kThreads = (kFirstAdder + kAdders) * kWarp;
 
   const StreamPlan& plan;
@@ -207,17 +188,10 @@ struct StreamBlock {
     });
   }
 
-  // What has to be looked up for a unit takes longer than a unit, so several warps do that at once;
-  // they have their turns in filling the ring.
-  __device__ void bring_inputs(int which) {
+  __device__ void bring_inputs() {
     const int lane = threadIdx.x % kWarp;
     Ring ring(plan.slots);
     bool waited = false;
-    int units = 0;
-    uint32_t turns = 0;
-    const auto begin_turn = [&] {
-      if (kInputWarps > 1 && units > 0) wait_barrier(turn(which), turns++ & 1);
-    };
     publish_to_copies();
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int) {
       if (!waited && !phase.early) {
@@ -225,38 +199,20 @@ struct StreamBlock {
         publish_to_copies();
         waited = true;
       }
-      if (units % kInputWarps != which) {
-        ++units;
-        return ring.advance(phase.steps);
-      }
-      if constexpr (Source::kCodes) {
-        if (phase.awaits >= 0) {
-          make_codes(phase, tile, tokens, ring, begin_turn);
-          end_turn(which);
-          ++units;
-          return;
-        }
-      }
       const uint16_t* row = nullptr;
       if (phase.x_rows != nullptr && lane < tokens.count) {
         row = phase.x + phase.x_rows[tokens.begin + lane] * phase.x_stride;
       }
-      begin_turn();
       int there = 0;  // columns of the inputs
       for (int step = 0; step < phase.steps; ++step, ring.advance()) {
         wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
         if (phase.awaits >= 0 && there < phase.cols) {
           const int end = min((step + 1) * Source::step_columns(phase), phase.cols);
-          while (there < end) {
-            there = columns_there(phase, tile);
-            if (there > 0) publish_to_copies();
-          }
+          while (there < end) there = columns_there(phase, tile);
         }
         Source::template bring_inputs<kTokens>(
             phase, tokens, step, row, inputs + ring.slot() * plan.slot_inputs, full(ring.slot()));
       }
-      end_turn(which);
-      ++units;
     });
     if (!waited) wait_for_inputs();
   }
@@ -270,8 +226,7 @@ struct StreamBlock {
       const int column_warp = warp % kSetWarps >> phase.row_shift;
       typename Source::template Lane<kTokenTiles> own(phase, tokens, unit, row_warp, column_warp,
                                                       lane);
-      constexpr int kLaneTokens = Source::kLaneTokens;
-      Sum sums[Source::kRows / 16][kTokenTiles][2 * kLaneTokens] = {};
+      Sum sums[Source::kRows / 16][kTokenTiles][4] = {};
       const int first_turn = ring.slot() % Source::kSets;
       int turn = first_turn;
 #pragma unroll 1
@@ -297,13 +252,13 @@ struct StreamBlock {
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
-        for (int i = 0; i < kLaneTokens; ++i) {
-          const int token = Source::kTileTokens * t + kLaneTokens * (lane % 4) + i;
+        for (int i = 0; i < 2; ++i) {
+          const int token = 8 * t + 2 * (lane % 4) + i;
           if (token >= tokens.count) continue;
 #pragma unroll
           for (int r = 0; r < Source::kRows / 16; ++r) {
             own_part[token * row_stride + r * 16] = sums[r][t][i];
-            own_part[token * row_stride + r * 16 + 8] = sums[r][t][i + kLaneTokens];
+            own_part[token * row_stride + r * 16 + 8] = sums[r][t][i + 2];
           }
         }
       }
@@ -343,14 +298,6 @@ struct StreamBlock {
                 outputs.value(sum_of(token, row), of_token, false);
           }
         }
-      } else if constexpr (Source::kDigits) {
-        static_assert(kAdderThreads == kDigitGroup);
-#pragma unroll 1
-        for (int token = 0; token < tokens.count; ++token) {
-          const float gate = sum_of(token, thread), up = sum_of(token, kDigitGroup + thread);
-          const float active = phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
-          store_digit(phase, token, unit, thread, active * up);
-        }
       } else {
         const int half = rows / 2, first_row = unit * half;
 #pragma unroll 1
@@ -361,12 +308,8 @@ struct StreamBlock {
           const float gate = outputs.value(sum_of(token, row), of_token, false);
           const float up = outputs.value(sum_of(token, half + row), of_token, true);
           const float active = phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
-          const int64_t place = (tokens.begin + token) * phase.out_stride + first_row + row;
-          if constexpr (Source::kCodes) {
-            phase.y[place] = active * up;
-          } else {
-            phase.packed[place] = static_cast<uint16_t>(pack_bfloat16(active * up, 0));
-          }
+          phase.packed[(tokens.begin + token) * phase.out_stride + first_row + row] =
+              static_cast<uint16_t>(pack_bfloat16(active * up, 0));
         }
       }
       __syncwarp();
@@ -393,60 +336,6 @@ struct StreamBlock {
   __device__ uint32_t sums_full(int i) const { return shared_address(&barriers.sums_full[i]); }
   __device__ uint32_t sums_empty(int i) const { return shared_address(&barriers.sums_empty[i]); }
 
-  // An activation, one of kDigitGroup that the adding threads have.
-  __device__ void store_digit(const StreamPhase& phase, int token, int unit, int thread,
-                              float value) const {
-    uint32_t* const largest = barriers.largest[token % 2];
-    const uint32_t of_warp = warp_max(magnitude(value));
-    if (thread % kWarp == 0) largest[thread / kWarp] = of_warp;
-    sync_adders();
-    const DigitScale scale =
-        digit_scale(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
-    const Digits digits = digits_of(value, scale.inverse);
-    int8_t* const to = phase.digits + 2 * token * phase.out_stride + unit * kDigitGroup;
-    const int place = digit_place(thread);
-    to[place] = static_cast<int8_t>(digits.high);
-    to[phase.out_stride + place] = static_cast<int8_t>(digits.low);
-    if (thread == 0) {
-      *digit_scale_at(phase.digits, phase.out_stride, plan.tokens, token, unit) = scale.scale;
-    }
-  }
-
-  __device__ uint32_t turn(int i) const { return shared_address(&barriers.turns[i]); }
-  __device__ void end_turn(int which) const {
-    __syncwarp();
-    if (kInputWarps > 1 && threadIdx.x % kWarp == 0) arrive(turn((which + 1) % kInputWarps));
-  }
-
-  // Of a whole row at once, since its scale depends on all of it: there must be slots for its
-  // steps.
-  template <typename BeginTurn>
-  __device__ void make_codes(const StreamPhase& phase, int tile, const TokenTile& tokens,
-                             Ring& ring, const BeginTurn& begin_turn) const {
-    while (columns_there(phase, tile) < phase.cols) {
-    }
-    const int first_slot = ring.slot();
-    Source::make_codes(
-        phase, tokens,
-        [&](int step) {
-          const int slot = first_slot + step;
-          return inputs + (slot < plan.slots ? slot : slot - plan.slots) * plan.slot_inputs;
-        },
-        [&] {
-          begin_turn();
-          Ring ahead = ring;
-#pragma unroll 1
-          for (int step = 0; step < phase.steps; ++step, ahead.advance()) {
-            wait_barrier(empty(ahead.slot()), ahead.parity() ^ 1);
-          }
-        });
-    __syncwarp();
-#pragma unroll 1
-    for (int step = 0; step < phase.steps; ++step, ring.advance()) {
-      if (threadIdx.x % kWarp == 0) arrive(full(ring.slot()));
-    }
-  }
-
   // How many of the first columns of the inputs there are; up to 32 counters.
   __device__ int columns_there(const StreamPhase& phase, int tile) const {
     const int lane = threadIdx.x % kWarp;
@@ -461,6 +350,7 @@ struct StreamBlock {
     const unsigned missing = ~__ballot_sync(0xffffffffu, done);
     const int parts = missing == 0 ? kWarp : __ffs(static_cast<int>(missing)) - 1;
     __syncwarp();
+    if (parts > 0) publish_to_copies();
     return min(parts * kCountedColumns, phase.cols);
   }
 
@@ -488,7 +378,7 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   __shared__ StreamBarriers barriers;
   extern __shared__ unsigned char unaligned[];
   unsigned char* ring = unaligned + (-shared_address(unaligned) & (kBoxAlignment - 1));
-  unsigned char* inputs = ring + ring_bytes<Source>(plan.slots);
+  unsigned char* inputs = ring + plan.slots * slot_bytes<Source>();
   auto* partials = reinterpret_cast<float*>(inputs + plan.slots * plan.slot_inputs);
   int partial_size = 0;
   for (int p = 0; p < plan.num_phases; ++p) {
@@ -513,14 +403,13 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
       init_barrier(shared_address(&barriers.sums_empty[i]), Block::kAdders);
     }
     init_barrier(shared_address(&barriers.listed), 1);
-    for (uint64_t& turn : barriers.turns) init_barrier(shared_address(&turn), 1);
     publish_barriers();
   }
   __syncthreads();
   if (warp == Block::kWeightWarp) {
     if (threadIdx.x % kWarp == 0) block.bring_weights();
-  } else if (warp >= Block::kInputWarp && warp < Block::kFirstAdder) {
-    block.bring_inputs(warp - Block::kInputWarp);
+  } else if (warp == Block::kInputWarp) {
+    block.bring_inputs();
   } else if (warp >= Block::kFirstAdder) {
     if (warp == Block::kFirstAdder && plan.experts > 0) block.list_experts();
     block.add_up();
@@ -540,7 +429,7 @@ size_t stream_block_bytes(const StreamPlan& plan, int slots) {
     partial =
         std::max(partial, partial_floats<Source>(plan.phases[p].row_warps, plan.partial_tokens));
   }
-  return kBoxAlignment + ring_bytes<Source>(slots) + slots * plan.slot_inputs +
+  return kBoxAlignment + static_cast<size_t>(slots) * (slot_bytes<Source>() + plan.slot_inputs) +
          kStreamBuffers * partial * sizeof(float) + plan.most_entries * sizeof(TokenTile);
 }
 
@@ -576,11 +465,6 @@ void launch_stream(Stream& stream, StreamPlan& plan) {
   }
 
   auto* kernel = stream_kernel<Source, kTokenTiles>;
-  for (int p = 0; p < plan.num_phases; ++p) {
-    const StreamPhase& phase = plan.phases[p];
-    BRAID_CHECK(!Source::kCodes || phase.awaits < 0 || phase.steps <= plan.slots,
-                "{} steps of {} slots", phase.steps, plan.slots);
-  }
   const size_t bytes = stream_block_bytes<Source>(plan, plan.slots);
   BRAID_CHECK(bytes <= most_bytes, "{} bytes of shared memory", bytes);
   static size_t allowed = 0;

@@ -49,13 +49,8 @@ struct StreamPhase {
   const int32_t* x_rows;
   const uint16_t* x;
   int64_t x_stride;
-  // Inputs of int8 codes (int8_stream.h), two to an element of x; of their scales there is one for
-  // each row. What others of the kernel make is `activated`, and gets its codes and scales here.
-  float* x_scales;
-  const float* activated;
-  int64_t activated_stride;
-  int8_t* digits;  // gated outputs, where inputs are digits (digit_stream.h)
-  float* y;        // [tokens or pairs, rows], or if gated and of bfloat16:
+  const float* x_scales;  // of inputs of int8 codes (int8_stream.h), two to an element of x
+  float* y;               // [tokens or pairs, rows], or if gated:
   uint16_t* packed;
   int64_t out_stride;
   // What others read has a counter for each kCountedColumns of its columns and each tile of tokens,
@@ -81,7 +76,7 @@ struct StreamPlan {
   int tokens;  // of phases that are not routed
   int pairs, experts;
   const int32_t* offsets;  // [experts + 1]
-  int token_tiles;         // 1, 2 or 4 of 8 tokens; tiles: 1 or 2; digits: 1 or 4 of 4
+  int token_tiles;         // 1, 2 or 4 of 8 tokens; tiles: 1 or 2
 
   int32_t* counters;
   int num_counters;
@@ -89,8 +84,6 @@ struct StreamPlan {
   int slot_inputs;     // bytes
   int partial_tokens;  // whose sums have room in shared memory
   int most_entries;
-
-  int tile_tokens;  // of a tile; 0: 8 · token_tiles
 
   // Tiles of tokens.
   int most_tiles(bool routed) const;
