@@ -70,6 +70,13 @@ __device__ __forceinline__ void await_cluster() {
 #endif
 }
 
+// Of a barrier that is done with, before other blocks use its memory.
+__device__ __forceinline__ void invalidate_barrier(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
 template <typename Shape>
 struct Shared {
   static constexpr int kDim = Shape::kDim;
@@ -284,6 +291,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
       store_rounded(args.packed[token], at, v);
     }
   }
+  __syncthreads();
+  if (threadIdx.x == 0) invalidate_barrier(arrived);
 }
 
 // How many clusters of each size that is a power of two run at once.
