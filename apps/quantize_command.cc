@@ -112,6 +112,9 @@ QuantizeOptions make_options(const QuantizeCommandOptions& o) {
   options.search_scales = o.scale_search == "on";
   options.split_experts = o.split_experts;
   options.one_pass = o.one_pass;
+  if (o.match_source && options.method != QuantizeMethod::kGptq) {
+    throw UsageError("--match-source is for --method gptq");
+  }
   options.match_source = o.match_source;
   options.min_inputs_per_column = o.min_inputs;
   options.max_shard_bytes = static_cast<int64_t>(o.shard_gigabytes * 1e9);

@@ -25,7 +25,6 @@ class MemoryNeed {
   // Describes the model: its files are mapped, not read. Throws Error as quantize_model() does.
   MemoryNeed(const std::filesystem::path& model, const QuantizeOptions& options);
 
-  // Null where nothing is calibrated and nothing had to be bound.
   const Model* model() const { return model_.get(); }
 
   // Of the source: on the CPU all of it, mapped, and a layer's experts as stacks where they are

@@ -160,6 +160,8 @@ void WorkFolder::save_part(int64_t index, const Part& part) {
   json results = json::array();
   for (const MatrixResult& result : part.results) results.push_back(to_json(result));
   write_text_file(part_path(index, "json"), json{{"tensors", shapes}, {"results", results}}.dump());
+  make_durable(part_path(index, "json"));
+  make_durable(path_);
 }
 
 WorkFolder::Part WorkFolder::load_part(int64_t index) const {

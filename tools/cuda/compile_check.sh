@@ -15,6 +15,10 @@ for architecture in "$@"; do
     exit 1
   }
   mapfile -t objects < <(ninja -C "$folder" -t targets all | sed -n 's/^\(src\/.*\.cu\.o\): .*/\1/p')
+  ((${#objects[@]})) || {
+    echo "no .cu files to compile in $folder" >&2
+    exit 1
+  }
   ninja -C "$folder" "${objects[@]}" > "$folder.log" 2>&1 || {
     grep -E 'error|FAILED' "$folder.log" >&2
     exit 1

@@ -35,8 +35,8 @@ OpWork work_of(const DeltaStepCall& call) {
   const auto values = static_cast<double>(call.value_heads * call.value_dim);
   return {
       .weight_bytes = static_cast<double>(call.b_weight.size_bytes() + call.a_weight.size_bytes()),
-      .activation_bytes =
-          tokens * (8 * state + 4 * static_cast<double>(call.raw.dim(1)) + 6 * values),
+      .state_bytes = tokens * 8 * state,
+      .activation_bytes = tokens * (4 * static_cast<double>(call.raw.dim(1)) + 6 * values),
       .operations = 8 * tokens * state};
 }
 

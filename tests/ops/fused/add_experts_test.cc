@@ -28,6 +28,8 @@ void expect_same(const LinearInput& actual, const LinearInput& expected) {
   EXPECT_EQ(actual.x.shape(), expected.x.shape());
   EXPECT_EQ(bytes_of(actual.packed), bytes_of(expected.packed));
   EXPECT_EQ(bytes_of(actual.codes), bytes_of(expected.codes));
+  EXPECT_EQ(bytes_of(actual.scales), bytes_of(expected.scales));
+  EXPECT_EQ(bytes_of(actual.sums), bytes_of(expected.sums));
   EXPECT_EQ(bytes_of(actual.token_codes), bytes_of(expected.token_codes));
   EXPECT_EQ(bytes_of(actual.token_scales), bytes_of(expected.token_scales));
 }

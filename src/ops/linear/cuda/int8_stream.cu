@@ -10,8 +10,9 @@ constexpr int kMostTokens = 64;  // that are worth it
 }  // namespace
 
 bool streams_codes(const Int8Products& products) {
-  return products.experts == 0 && products.up == nullptr && products.x_rows == nullptr &&
-         products.tokens <= kMostTokens && reinterpret_cast<uintptr_t>(products.weights) % 16 == 0;
+  return products.rounded == nullptr && products.experts == 0 && products.up == nullptr &&
+         products.x_rows == nullptr && products.tokens <= kMostTokens &&
+         reinterpret_cast<uintptr_t>(products.weights) % 16 == 0;
 }
 
 void stream_code_products(Stream& stream, const Int8Products& p) {
