@@ -171,6 +171,17 @@ void choose_format(const Storage& storage, const Recipe& recipe, TensorPlan& ten
 
 }  // namespace
 
+std::string_view kv_storage_name(KvStorage kv) {
+  switch (kv) {
+    case KvStorage::kInt8:
+      return "int8";
+    case KvStorage::kInt8Static:
+      return "int8-static";
+    default:
+      return "none";
+  }
+}
+
 bool has_grid(const TensorPlan& tensor) {
   switch (tensor.format->id) {
     case FormatId::kW8C:
@@ -212,8 +223,6 @@ std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& rec
                      printable(recipe.scheme), fmt::join(gguf_scheme_names(), ", "));
   }
   const Storage usual = gguf ? Storage() : storage_of(recipe.scheme, recipe, "--scheme");
-  if (gguf == nullptr && usual.sort == Storage::Sort::kKeep)
-    throw UsageError("--scheme 'keep' changes nothing");
   if (usual.sort == Storage::Sort::kGroups && recipe.group_size != 0 &&
       std::find(kGroups.begin(), kGroups.end(), recipe.group_size) == kGroups.end()) {
     throw UsageError("--group-size {}: must be 32, 64, 128 or channel", recipe.group_size);
@@ -263,8 +272,9 @@ std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& rec
         "mlp, experts, shared_expert, router, gates, per_layer, embedding, head and mtp)",
         printable(recipe.rules[i].modules), printable(recipe.rules[i].storage), weights.origin());
   }
-  if (gguf == nullptr && std::none_of(plans.begin(), plans.end(),
-                                      [](const TensorPlan& plan) { return plan.quantised(); })) {
+  if (gguf == nullptr && recipe.kv == KvStorage::kUnspecified &&
+      std::none_of(plans.begin(), plans.end(),
+                   [](const TensorPlan& plan) { return plan.quantised(); })) {
     throw Error("{}: the recipe leaves nothing to quantise", weights.origin());
   }
   return plans;
