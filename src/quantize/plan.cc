@@ -241,6 +241,10 @@ std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& rec
       throw Error("{}: is quantised already ({} is {}); give the original", weights.origin(),
                   printable(name), tensor.dtype_name);
     }
+    if (name.ends_with(".self_attn.k_scale") || name.ends_with(".self_attn.v_scale")) {
+      throw Error("{}: is quantised already ({} belongs to its keys and values); give the original",
+                  weights.origin(), printable(name));
+    }
     TensorPlan& plan = plans.emplace_back();
     plan.name = name;
     plan.file_name = tensor.file_name.empty() ? name : tensor.file_name;
