@@ -121,7 +121,8 @@ std::string summary(const QuantizeReport& report) {
     text += fmt::format("| {} | {} |\n", name, value);
   };
   row("method",
-      options.method == QuantizeMethod::kGptq
+      r.num_quantised == 0 ? std::string("none: all matrices are as they were")
+      : options.method == QuantizeMethod::kGptq
           ? fmt::format("GPTQ, damping {}, columns {}, scales {}, {} refinements, {}",
                         options.gptq.damping, kOrderNames[static_cast<int>(options.gptq.order)],
                         options.gptq.search_scales ? "searched" : "by range",
