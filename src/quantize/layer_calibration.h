@@ -32,16 +32,17 @@ class LayerCalibration {
   // Embeds the tokens.
   void begin();
 
-  // The layers' turns come in order; what follows is about the one whose turn it is.
-  void open_layer(int64_t layer);
+  // The layers' turns come in order; what follows is about the one whose turn it is. finished: what
+  // it became, if its matrices are quantised already; then in place of the source's.
+  void open_layer(int64_t layer, const Weights& finished = {});
   // Matrices that read the same input, in the order in which the layer multiplies them.
   std::vector<std::vector<const TensorPlan*>> stages_of(
       const std::vector<const TensorPlan*>& plans);
   std::unique_ptr<LayerHessians> observe(const std::vector<const TensorPlan*>& plans);
   // From now on these are in place of the source's, as a later program will load them.
   void replace(const Weights& weights);
-  // Whether the layer has keys and values of its own.
-  bool keeps_kv() const { return quantised_.pass->keeps_kv(layer_); }
+  // Whether a layer has keys and values of its own.
+  bool keeps_kv(int64_t layer) const { return quantised_.pass->keeps_kv(layer); }
   // Gives the next layer its inputs; `kv`, if not null, sees the layer's keys and values.
   void advance(KvObserver* kv = nullptr);
   void close_layer();

@@ -167,7 +167,7 @@ class Quantizer {
   bool static_kv() const { return options_.recipe.kv == KvStorage::kInt8Static; }
 
   bool observes_products() const {
-    return layers_ && (options_.method == QuantizeMethod::kGptq || options_.measure_outputs);
+    return options_.method == QuantizeMethod::kGptq || options_.measure_outputs;
   }
 
   void check_formats() const {
@@ -194,32 +194,39 @@ class Quantizer {
   // The last part has no layer.
   void do_part(int64_t index) {
     const std::vector<const TensorPlan*>& plans = parts_[index];
-    const bool is_layer = index < num_layers_;
+    const bool is_layer = index < num_layers_, runs = is_layer && layers_;
+    const bool resumed = work_.has_part(index);
     int64_t elements = 0;
     for (const TensorPlan* plan : plans) elements += plan->num_parameters();
-    WorkFolder::Part part;
-    if (is_layer && layers_) layers_->open_layer(index);
-    if (work_.has_part(index)) {
+    if (resumed) {
       progress_.resumed += elements;
       if (is_layer) ++times_.layers_resumed;
     } else {
-      part = observes_products() && is_layer && !plans.empty()
-                 ? quantise_layer(plans)
-                 : quantize_part(stream_, workspace_, files_.weights(), options_, nullptr, times_,
-                                 plans);
+      if (runs) layers_->open_layer(index);
+      const WorkFolder::Part part = runs && !plans.empty() && observes_products()
+                                        ? quantise_layer(plans)
+                                        : quantize_part(stream_, workspace_, files_.weights(),
+                                                        options_, nullptr, times_, plans);
       const PhaseTimer timer(stream_, times_.write);
       work_.save_part(index, part);
     }
-    part = work_.load_part(index);
+    WorkFolder::Part part = work_.load_part(index);
     check_part(index, plans, part);
+    if (runs) leave_layer(index, part.weights, /*open=*/!resumed);
     for (MatrixResult& result : part.results) results_.emplace(result.name, std::move(result));
     for (const auto& [name, weight] : part.weights) weights_.insert_or_assign(name, weight);
     progress_.done += elements;
-    if (!is_layer || !layers_) return;
-    const bool has_scales = static_kv() && layers_->keeps_kv();
+  }
+
+  // Gives the next layer its inputs, and finds the scales of the layer's keys and values. A layer
+  // that was resumed is opened as what it became.
+  void leave_layer(int64_t index, const LayerCalibration::Weights& weights, bool open) {
+    const bool has_scales = static_kv() && layers_->keeps_kv(index);
     const bool finds_scales = has_scales && !work_.has_kv(index);
     if (index + 1 < num_layers_ || finds_scales) {
-      layers_->replace(in_order_of_the_model(part.weights));
+      const LayerCalibration::Weights finished = in_order_of_the_model(weights);
+      open ? layers_->replace(finished) : layers_->open_layer(index, finished);
+      open = true;
       if (finds_scales) {
         KvObserver kv(stream_);
         layers_->advance(&kv);
@@ -228,8 +235,8 @@ class Quantizer {
         layers_->advance();
       }
     }
+    if (open) layers_->close_layer();
     if (has_scales) kv_.push_back(work_.load_kv(index));
-    layers_->close_layer();
   }
 
   // Without those whose columns are in the order of the file.

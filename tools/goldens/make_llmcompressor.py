@@ -11,7 +11,6 @@ code where the reference has -128, and any engine may where a number lies betwee
 no key or value is at -128 or too near to such a middle.
 """
 
-import argparse
 import pathlib
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ import transformers
 from compressed_tensors.modeling.kvcache import initialize_hooked_kv_cache, register_key_hook, register_value_hook
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStatus
 from datasets import Dataset
+from golden_files import finish_folder, run
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
 from safetensors import safe_open
@@ -133,24 +133,9 @@ def make_variant(name, root, seed):
     assert quantised == 7 * CONFIG["num_hidden_layers"], f"{quantised} matrices were quantised"
     is_clear = keep_quantised(reference, folder).are_clear if name.endswith("_kv") else lambda ids: True
     goldens, facts = make_gemma.make_goldens(reference, variant, np.random.default_rng([seed, number]), is_clear)
-    make_gemma.write_golden(folder / "golden.safetensors", goldens, facts, "tools/goldens/make_llmcompressor.py")
-    for file in folder.iterdir():
-        file.chmod(0o644)
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    print(f"{name:28} {size / 1024:4.0f} KiB  self-agreement {facts['worst']:.1e}", flush=True)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = pathlib.Path(__file__).resolve().parents[2] / "tests/data/models"
-    parser.add_argument("--output", type=pathlib.Path, default=default)
-    parser.add_argument("--variants", nargs="*", default=list(SCHEMES), choices=list(SCHEMES))
-    parser.add_argument("--seed", type=int, default=8300)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    for name in args.variants:
-        make_variant(name, args.output, args.seed)
+    sizes = finish_folder(folder, goldens, facts, "tools/goldens/make_llmcompressor.py")
+    print(f"{name:28} {sum(sizes.values()):4.0f} KiB  self-agreement {facts['worst']:.1e}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, SCHEMES, 8300, make_variant)
