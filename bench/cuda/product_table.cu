@@ -22,7 +22,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "chain_timing.cuh"
+#include "bench_data.cuh"
+#include "chain_timer.h"
 #include "model_products.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/fused/gated_mlps.h"
@@ -354,16 +355,13 @@ class TableBench {
       }
     };
     cudaStream_t stream = m_.stream.cuda().handle();
-    m_.stream.cuda().begin_step();  // so that tables that calls upload are found again
-    const float once = milliseconds(
-        stream, [&] { link(0); }, 1);
+    const double once = 1e6 * median_seconds(stream, {1, 1}, [&] { link(0); });
     std::optional<double> us;
-    if (done && (best == 0 || 1e3 * once < 4 * best + 60)) {
-      const double guess = std::max(2.0, 1e3 * once);
+    if (done && (best == 0 || once < 4 * best + 60)) {
+      const double guess = std::max(2.0, once);
       const int links = static_cast<int>(std::clamp(kChainUs / guess, 2.0, double(p.links())));
-      us = time_links(m_.stream, links, link, kRounds);
+      us = 1e6 * link_seconds(m_.stream, links, {1, kRounds}, link);
     }
-    m_.stream.cuda().end_step();
     return us;
   }
 
@@ -432,8 +430,7 @@ void measure_ceilings(Machine& m) {
     w.data = m.weights.data();
     const TensorView y(m.y.data(), DType::kF32, {kSide, kSide}, device);
     const auto link = [&](int) { linear(m.stream, w, input, y); };
-    link(0);
-    return 2.0 * kSide * kSide * kSide / (time_links(m.stream, 4, link, kRounds) * 1e-6);
+    return 2.0 * kSide * kSide * kSide / link_seconds(m.stream, 4, {1, kRounds}, link);
   };
   LinearInput input;
   input.x = TensorView(m.x.data(), DType::kF32, {kSide, kSide}, device);
