@@ -128,7 +128,7 @@ void print_tensors(const WeightMap& weights) {
   Table table({"tensor", "shape", "type", "bytes", "file"});
   for (const auto& [name, tensor] : weights.tensors()) {
     table.add({name, to_string(tensor.weight.shape), tensor.dtype_name,
-               format_bytes(static_cast<double>(tensor.stored_bytes)),
+               format_bytes(tensor.stored_bytes),
                std::filesystem::path(tensor.file).filename().string()});
   }
   fmt::print("\n{}", table.to_string());
@@ -139,7 +139,7 @@ void print_layers(const Model& model) {
   const auto add = [&](const std::string& label, const LayerInfo& info) {
     table.add({label, info.attention, info.feed_forward,
                format_count(static_cast<double>(info.num_parameters)),
-               format_bytes(static_cast<double>(info.bytes_read_per_token))});
+               format_bytes(info.bytes_read_per_token)});
   };
   for (int64_t i = 0; i < model.num_layers(); ++i) add(std::to_string(i), model.layer_info(i));
   if (model.draft_head() != nullptr) add("mtp head", model.draft_head()->layer_info(0));
@@ -154,15 +154,14 @@ void add_cache_rows(Table& table, const std::string& label, const CachePlan& pla
         group.is_full() ? "all tokens" : fmt::format("last {} tokens", group.window);
     table.add({label + remembered, std::to_string(group.layers.size()),
                fmt::format("{} x {}", group.num_kv_heads, group.head_dim),
-               format_bytes(static_cast<double>(group.bytes_per_token)),
-               format_bytes(static_cast<double>(pages * group.page_bytes))});
+               format_bytes(group.bytes_per_token), format_bytes(pages * group.page_bytes)});
   }
   for (const RecurrentGroup& group : plan.recurrent_groups) {
     const RecurrentState& shape = group.shape;
     table.add({label + "state", std::to_string(group.layers.size()),
                fmt::format("{} x {} x {}, convolution {} x {}", shape.value_heads, shape.key_dim,
                            shape.value_dim, shape.conv_channels, shape.conv_width),
-               "none", format_bytes(static_cast<double>(group.slot_bytes))});
+               "none", format_bytes(group.slot_bytes)});
   }
 }
 
@@ -180,9 +179,9 @@ void print_cache(const InspectOptions& inspect, const LoadedModel& loaded) {
   const int64_t sequence = plan.sequence_bytes(options.max_sequence_tokens);
   fmt::print("\n{}\n", table.to_string());
   fmt::print("memory: {} weights + {} x {} cache ({} tokens each, {} keys and values) = {}\n",
-             format_bytes(static_cast<double>(weight_bytes)), options.max_sequences,
-             format_bytes(static_cast<double>(sequence)), options.max_sequence_tokens, kv.name,
-             format_bytes(static_cast<double>(weight_bytes + options.max_sequences * sequence)));
+             format_bytes(weight_bytes), options.max_sequences, format_bytes(sequence),
+             options.max_sequence_tokens, kv.name,
+             format_bytes(weight_bytes + options.max_sequences * sequence));
 }
 
 void run_inspect(const InspectOptions& options) {
@@ -224,7 +223,7 @@ void run_inspect(const InspectOptions& options) {
   print_layers(model);
   Table types({"stored as", "tensors", "bytes"});
   for (const auto& [type, count] : count_types(loaded.files().weights())) {
-    types.add({type, std::to_string(count.first), format_bytes(static_cast<double>(count.second))});
+    types.add({type, std::to_string(count.first), format_bytes(count.second)});
   }
   fmt::print("\n{}", types.to_string());
   print_cache(options, loaded);

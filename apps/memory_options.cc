@@ -31,8 +31,6 @@ int64_t tokenizer_bytes(const LoadedModel& described) {
                   error ? 0 : kTokenizerJsonFactor * static_cast<int64_t>(json));
 }
 
-std::string size_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
-
 int64_t stored_bytes(const WeightMap& weights) {
   int64_t bytes = 0;
   for (const auto& [name, tensor] : weights.tensors()) bytes += tensor.stored_bytes;
@@ -73,7 +71,7 @@ LoadedModel MemoryOptions::describe(const DeviceOptions& device) const {
     const int64_t bytes = stored_bytes(ModelFiles::open(path).weights());
     if (bytes > budget) {
       throw Error("{}: the weights alone take {}, the memory budget is {}; no context fits",
-                  path.string(), size_text(bytes), size_text(budget));
+                  path.string(), format_bytes(bytes), format_bytes(budget));
     }
   }
   return device.load(/*with_tokenizer=*/false, /*read_ahead=*/false);
@@ -128,7 +126,7 @@ void enforce_budget(int64_t budget, const MemoryShape& shape, const MemoryPlanFu
   fmt::print(stderr, "{}", memory_table(asked, budget));
   if (!asked.layers_on_host.empty()) {
     spdlog::info("layers {} ({}) stay in the host's memory and come to the device for each step",
-                 fmt::join(asked.layers_on_host, ", "), size_text(asked.host_bytes));
+                 fmt::join(asked.layers_on_host, ", "), format_bytes(asked.host_bytes));
   }
   if (asked.total() <= budget) return;
   const auto context = fitting_context(budget, shape, plan);
@@ -149,8 +147,8 @@ void enforce_budget(int64_t budget, const MemoryShape& shape, const MemoryPlanFu
   }
   if (hint.empty()) hint = "; no context fits";
   throw Error("the memory budget is {}, but {} are needed ({}) for a context of {} tokens{}",
-              size_text(budget), size_text(asked.total()), memory_by_kind(asked), shape.context,
-              hint);
+              format_bytes(budget), format_bytes(asked.total()), memory_by_kind(asked),
+              shape.context, hint);
 }
 
 std::string memory_by_kind(const MemoryPlan& plan) {
@@ -158,7 +156,7 @@ std::string memory_by_kind(const MemoryPlan& plan) {
   for (const MemoryKind kind :
        {MemoryKind::kWeights, MemoryKind::kCache, MemoryKind::kWorkspace, MemoryKind::kFixed}) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", memory_kind_name(kind),
-                        size_text(plan.bytes(kind)));
+                        format_bytes(plan.bytes(kind)));
   }
   return text;
 }
@@ -166,9 +164,9 @@ std::string memory_by_kind(const MemoryPlan& plan) {
 std::string memory_table(const MemoryPlan& plan, int64_t budget) {
   Table table({"bytes", "memory", "of what"});
   for (const MemoryItem& item : plan.items) {
-    table.add({size_text(item.bytes), std::string(memory_kind_name(item.kind)), item.what});
+    table.add({format_bytes(item.bytes), std::string(memory_kind_name(item.kind)), item.what});
   }
-  table.add({size_text(plan.total()), "all", fmt::format("budget {}", size_text(budget))});
+  table.add({format_bytes(plan.total()), "all", fmt::format("budget {}", format_bytes(budget))});
   return table.to_string();
 }
 
@@ -195,12 +193,13 @@ void report_peak(const MemoryPlan& plan, Device device) {
   if (!device.is_cpu()) {
     const cuda::DeviceRoom room = cuda::device_room(device.index);
     spdlog::info("memory: {} planned; {} allocated at the peak, {} of the device in use by all",
-                 size_text(plan.total()), size_text(cuda::memory_use(device.index).peak_bytes),
-                 size_text(room.total_bytes - room.free_bytes));
+                 format_bytes(plan.total()),
+                 format_bytes(cuda::memory_use(device.index).peak_bytes),
+                 format_bytes(room.total_bytes - room.free_bytes));
     return;
   }
   spdlog::info("memory: {} planned, {} at the peak of the process, mapped files included",
-               size_text(plan.total()), size_text(peak_resident_bytes()));
+               format_bytes(plan.total()), format_bytes(peak_resident_bytes()));
 }
 
 }  // namespace braid

@@ -44,7 +44,7 @@ void pack(const PackCommandOptions& options, const std::filesystem::path& path) 
     result = pack_model(path, files, options.out, pool, {.progress = show});
   }
   fmt::print("{}: {} tensors, {} in panels, {}\n", options.out, result.num_tensors,
-             result.num_panels, format_bytes(static_cast<double>(result.bytes)));
+             result.num_panels, format_bytes(result.bytes));
 }
 
 }  // namespace

@@ -173,8 +173,7 @@ void print_summary(const QuantizeCommandOptions& o, const QuantizeResult& r) {
                      static_cast<double>(r.num_parameters);
   fmt::print("{}: {} of {} tensors quantised, {:.1f} % of {} parameters; {} from {}, in {:.1f} s\n",
              o.out, r.num_quantised, r.num_tensors, share, r.num_parameters,
-             format_bytes(static_cast<double>(r.bytes_after)),
-             format_bytes(static_cast<double>(r.bytes_before)), r.times.total);
+             format_bytes(r.bytes_after), format_bytes(r.bytes_before), r.times.total);
   if (r.num_starved > 0) {
     fmt::print("{} matrices of experts met too few tokens and were rounded to nearest\n",
                r.num_starved);

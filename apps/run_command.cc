@@ -252,6 +252,7 @@ void run(const RunOptionsCli& options) {
   const bool interactive = !batch && !prompt;
   if (interactive && options.json) throw UsageError("--json needs a prompt (-p or -f)");
 
+  options.speculation.check_with(options.device);
   EngineOptions engine_settings = engine_options(options, interactive);
   std::optional<MemoryPlan> memory;
   if (options.memory.wanted()) memory = plan_memory(options, engine_settings);

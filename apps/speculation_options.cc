@@ -33,6 +33,14 @@ void SpeculationCli::add_to(CLI::App& command) {
 
 void SpeculationCli::check() const { parse_drafter(drafter); }
 
+void SpeculationCli::check_with(const DeviceOptions& device) const {
+  const DrafterChoice choice = parse_drafter(drafter);
+  using Kind = DrafterChoice::Kind;
+  if (choice.kind == Kind::kOff || choice.kind == Kind::kNgram) return;
+  check_drafter(choice, device.load(/*with_tokenizer=*/choice.kind == Kind::kModel,
+                                    /*read_ahead=*/false));
+}
+
 SpeculationOptions SpeculationCli::load(const LoadedModel& target) const {
   return {.drafter = load_drafter(parse_drafter(drafter), target),
           .max_drafts = draft_tokens,

@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "apps/device_options.h"
 #include "engine/engine.h"
 #include "engine/loaded_model.h"
 
@@ -18,6 +19,9 @@ struct SpeculationCli {
   void add_to(CLI::App& command);
   // Throws UsageError for what cannot be meant. Call before loading.
   void check() const;
+  // Throws Error if the drafter does not go with the model, which is only described for that: a
+  // matter of moments, where loading may take minutes.
+  void check_with(const DeviceOptions& device) const;
   // Loads a draft model if one is asked for. The target must outlive the result.
   SpeculationOptions load(const LoadedModel& target) const;
 };

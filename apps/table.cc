@@ -60,7 +60,9 @@ std::string Table::to_string() const {
   return text;
 }
 
-std::string format_bytes(double bytes) { return with_unit(bytes, {"B", "kB", "MB", "GB", "TB"}); }
+std::string format_bytes(int64_t bytes) {
+  return with_unit(static_cast<double>(bytes), {"B", "kB", "MB", "GB", "TB"});
+}
 std::string format_count(double count) { return with_unit(count, {"", "k", "M", "B", "T"}); }
 
 }  // namespace braid

@@ -18,7 +18,7 @@ class Table {
 };
 
 // "1.34 GB", "566 MB", "12 kB", "96 B": decimal units, three digits.
-std::string format_bytes(double bytes);
+std::string format_bytes(int64_t bytes);
 // "25.2 B", "11.9 M": counts of parameters.
 std::string format_count(double count);
 

@@ -101,8 +101,7 @@ void check_room(const fs::path& base, int64_t bytes) {
   const fs::space_info space = fs::space(base, error);
   if (error || static_cast<uint64_t>(bytes) <= space.available / 2) return;
   throw Error("{}: a packed copy would take {} of the {} that are free", base.string(),
-              format_bytes(static_cast<double>(bytes)),
-              format_bytes(static_cast<double>(space.available)));
+              format_bytes(bytes), format_bytes(static_cast<int64_t>(space.available)));
 }
 
 void make_copy(const fs::path& path, const ModelFiles& files, const fs::path& folder,

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <numeric>
 #include <random>
@@ -17,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "chain_timer.h"
 #include "ops/fused/attend_heads.h"
 #include "ops/fused/attention_heads.h"
 #include "ops/linear/linear.h"
@@ -72,40 +72,14 @@ constexpr Model kModels[] = {
 class Bench {
  public:
   Bench() : pool_({.num_threads = 1}), stream_(pool_, kDevice) {
-    BRAID_CUDA_CHECK(cudaEventCreate(&start_));
-    BRAID_CUDA_CHECK(cudaEventCreate(&end_));
     fill_numbers(weights_.data(), kWeightBytes);
     fill_numbers(caches_.data(), kCacheBytes);
     fill_numbers(x_.data(), kInputBytes);
   }
 
-  // Median time of a layer in microseconds.
+  // Of a layer, in microseconds.
   double time(int layers, const std::function<void(int)>& layer) {
-    stream_.cuda().begin_step();
-    const cudaStream_t stream = stream_.cuda().handle();
-    layer(0);
-    stream_.synchronize();
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    BRAID_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < layers; ++i) layer(i);
-    BRAID_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    BRAID_CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
-    std::vector<float> times;
-    for (int run = 0; run < 14; ++run) {
-      BRAID_CUDA_CHECK(cudaEventRecord(start_, stream));
-      BRAID_CUDA_CHECK(cudaGraphLaunch(executable, stream));
-      BRAID_CUDA_CHECK(cudaEventRecord(end_, stream));
-      BRAID_CUDA_CHECK(cudaEventSynchronize(end_));
-      float ms = 0;
-      BRAID_CUDA_CHECK(cudaEventElapsedTime(&ms, start_, end_));
-      if (run > 2) times.push_back(ms);
-    }
-    BRAID_CUDA_CHECK(cudaGraphExecDestroy(executable));
-    BRAID_CUDA_CHECK(cudaGraphDestroy(graph));
-    stream_.cuda().end_step();
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    return times[times.size() / 2] * 1e3 / layers;
+    return 1e6 * link_seconds(stream_, layers, {.unmeasured = 3, .measured = 11}, layer);
   }
 
   void measure(const Model& m, int64_t batch, int64_t context) {
@@ -123,7 +97,11 @@ class Bench {
     const size_t layer_cache = 2 * (store_bytes + scale_bytes + 512);
     const int layers = static_cast<int>(
         std::min({size_t{8}, kWeightBytes / (in_bytes + out_bytes), kCacheBytes / layer_cache}));
-    if (layers < 2) return;
+    if (layers < 2) {
+      std::printf("%-14s batch %2ld context %5ld: not measured, two layers of it do not fit\n",
+                  m.name, batch, context);
+      return;
+    }
     std::vector<int32_t> ids(batch * pages);
     std::iota(ids.begin(), ids.end(), 0);
     std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
@@ -217,7 +195,6 @@ class Bench {
   Stream stream_;
   Workspace workspace_{size_t{1} << 30, kDevice};
   Buffer weights_{kWeightBytes, kDevice}, caches_{kCacheBytes, kDevice}, x_{kInputBytes, kDevice};
-  cudaEvent_t start_, end_;
 };
 
 std::vector<int64_t> numbers(const std::string& list) {
@@ -233,13 +210,21 @@ std::vector<int64_t> numbers(const std::string& list) {
 int main(int argc, char** argv) {
   std::vector<std::string> models;
   std::vector<int64_t> batches{1, 10}, contexts{272};
+  const auto is_known = [](const std::string& name) {
+    return std::any_of(std::begin(braid::kModels), std::end(braid::kModels),
+                       [&](const braid::Model& m) { return m.name == name; });
+  };
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--batches") == 0 && i + 1 < argc) {
-      batches = braid::numbers(argv[++i]);
-    } else if (std::strcmp(argv[i], "--contexts") == 0 && i + 1 < argc) {
-      contexts = braid::numbers(argv[++i]);
+    const std::string argument = argv[i];
+    if ((argument == "--batches" || argument == "--contexts") && i + 1 < argc) {
+      (argument == "--batches" ? batches : contexts) = braid::numbers(argv[++i]);
+    } else if (is_known(argument)) {
+      models.push_back(argument);
     } else {
-      models.push_back(argv[i]);
+      std::fprintf(stderr, "%s: not one of --batches N,N, --contexts N,N", argument.c_str());
+      for (const braid::Model& m : braid::kModels) std::fprintf(stderr, ", %s", m.name);
+      std::fprintf(stderr, "\n");
+      return 2;
     }
   }
   braid::Bench bench;

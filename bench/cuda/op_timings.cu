@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <numeric>
 #include <random>
@@ -19,6 +18,7 @@
 
 #include "base/check.h"
 #include "base/thread_pool.h"
+#include "chain_timer.h"
 #include "ops/attention/attention.h"
 #include "ops/conv/causal_conv.h"
 #include "ops/elementwise/elementwise.h"
@@ -80,41 +80,14 @@ __global__ void __launch_bounds__(1024) read_kernel(const uint4* data, int64_t n
 
 class Bench {
  public:
-  Bench() : pool_({.num_threads = 1}), stream_(pool_, kDevice) {
-    BRAID_CUDA_CHECK(cudaEventCreate(&start_));
-    BRAID_CUDA_CHECK(cudaEventCreate(&end_));
-  }
+  Bench() : pool_({.num_threads = 1}), stream_(pool_, kDevice) {}
 
   Stream& stream() { return stream_; }
   Workspace& workspace() { return workspace_; }
 
-  // Median time of a link in seconds; link(i) queues link i of `count`.
+  // Of a link, in seconds.
   double time(int count, const std::function<void(int)>& link) {
-    stream_.cuda().begin_step();
-    const cudaStream_t stream = stream_.cuda().handle();
-    link(0);  // uploads the tables, loads the kernels
-    stream_.synchronize();
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    BRAID_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < count; ++i) link(i);
-    BRAID_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    BRAID_CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
-    std::vector<float> times;
-    for (int run = 0; run < 8; ++run) {
-      BRAID_CUDA_CHECK(cudaEventRecord(start_, stream));
-      BRAID_CUDA_CHECK(cudaGraphLaunch(executable, stream));
-      BRAID_CUDA_CHECK(cudaEventRecord(end_, stream));
-      BRAID_CUDA_CHECK(cudaEventSynchronize(end_));
-      float ms = 0;
-      BRAID_CUDA_CHECK(cudaEventElapsedTime(&ms, start_, end_));
-      if (run > 1) times.push_back(ms);
-    }
-    BRAID_CUDA_CHECK(cudaGraphExecDestroy(executable));
-    BRAID_CUDA_CHECK(cudaGraphDestroy(graph));
-    stream_.cuda().end_step();
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    return times[times.size() / 2] * 1e-3 / count;
+    return link_seconds(stream_, count, {.unmeasured = 2, .measured = 6}, link);
   }
 
   void measure_reads() {
@@ -149,7 +122,6 @@ class Bench {
   ThreadPool pool_;
   Stream stream_;
   Workspace workspace_{size_t{4} << 30, kDevice};
-  cudaEvent_t start_, end_;
   double rate_ = 4.5e12;
 };
 
@@ -506,11 +478,15 @@ void glue(Bench& bench) {
 }  // namespace braid
 
 int main(int argc, char** argv) {
+  const std::vector<std::string> parts(argv + 1, argv + argc);
+  for (const std::string& part : parts) {
+    constexpr const char* kParts[] = {"attention", "prefill", "delta", "small", "glue"};
+    if (std::find(std::begin(kParts), std::end(kParts), part) != std::end(kParts)) continue;
+    std::fprintf(stderr, "%s: not one of attention, prefill, delta, small, glue\n", part.c_str());
+    return 2;
+  }
   const auto wanted = [&](const char* name) {
-    for (int i = 1; i < argc; ++i) {
-      if (std::strcmp(argv[i], name) == 0) return true;
-    }
-    return argc == 1;
+    return parts.empty() || std::find(parts.begin(), parts.end(), name) != parts.end();
   };
   braid::Bench bench;
   bench.measure_reads();

@@ -7,9 +7,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
-#include <vector>
 
+#include "chain_timer.h"
 #include "ops/linear/cuda/stream_tiles.cuh"
 #include "tensor/buffer.h"
 
@@ -21,12 +20,10 @@ using namespace braid::cuda;
 using Base = TileSource<FormatId::kW4G128>;
 constexpr size_t kPoolBytes = size_t{2} << 30;
 
-// ready: inputs times 2^64 and minus eight times their sums come with them; scaled: they are scaled
-// by the multiplying warps; no inputs: all as it is but for their copies; thin: nor is there room
-// for them, so that more weights are on their way.
-enum Variant { kNothing, kLoads, kRaw, kReady, kScaled, kNoInputs, kThin, kFull };
-constexpr const char* kNames[] = {"nothing", "loads",     "raw words", "ready",
-                                  "scaled",  "no inputs", "thin",      "full"};
+// masks: codes become subnormal numbers, without the multiply-adds that make them what they mean;
+// no inputs: all as it is but for their copies.
+enum Variant { kNothing, kLoads, kRaw, kMasks, kNoInputs, kFull };
+constexpr const char* kNames[] = {"nothing", "loads", "raw words", "masks", "no inputs", "full"};
 
 template <int kVariant, int kTokenTiles>
 class VariantLane : public Base::Lane<kTokenTiles> {
@@ -71,11 +68,6 @@ class VariantLane : public Base::Lane<kTokenTiles> {
       for (int t = 0; t < kTokenTiles; ++t) {
         b[t] = *reinterpret_cast<const uint4*>(
             this->shared_pointer(inputs + this->inputs_[t] + chunk * this->chunk_bytes_));
-        if constexpr (kVariant == kScaled) {
-          constexpr uint32_t kUp64 = 0x5f805f80, kNone = 0x80008000;
-          b[t] = {multiply_add_pair(b[t].x, kUp64, kNone), multiply_add_pair(b[t].y, kUp64, kNone),
-                  multiply_add_pair(b[t].z, kUp64, kNone), multiply_add_pair(b[t].w, kUp64, kNone)};
-        }
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -123,13 +115,10 @@ struct Source : Base {
                                                       const TokenTile& tokens, int step,
                                                       const uint16_t* row, uint32_t to,
                                                       uint32_t barrier) {
-    if constexpr (kVariant != kNoInputs && kVariant != kThin) {
+    if constexpr (kVariant != kNoInputs) {
       return Base::bring_inputs<kTokens>(phase, tokens, step, row, to, barrier);
     }
     if (threadIdx.x % kWarp == 0) arrive(barrier);
-  }
-  static int input_bytes(const StreamPhase& phase, int tokens) {
-    return kVariant == kThin ? 1024 : Base::input_bytes(phase, tokens);
   }
 };
 
@@ -140,35 +129,6 @@ struct Machine {
   Buffer x{size_t{4} << 20, stream.device()};
   Buffer y{size_t{16} << 20, stream.device()};
 };
-
-double time_chain(Machine& m, int links, const std::function<void(int)>& link) {
-  cudaStream_t stream = m.stream.cuda().handle();
-  link(0);
-  BRAID_CUDA_CHECK(cudaStreamSynchronize(stream));
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  BRAID_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < links; ++i) link(i);
-  BRAID_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-  BRAID_CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
-  cudaEvent_t begin, end;
-  BRAID_CUDA_CHECK(cudaEventCreate(&begin));
-  BRAID_CUDA_CHECK(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 6; ++i) {
-    BRAID_CUDA_CHECK(cudaEventRecord(begin, stream));
-    BRAID_CUDA_CHECK(cudaGraphLaunch(executable, stream));
-    BRAID_CUDA_CHECK(cudaEventRecord(end, stream));
-    BRAID_CUDA_CHECK(cudaEventSynchronize(end));
-    float ms = 0;
-    BRAID_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-    if (i > 0) times.push_back(ms);
-  }
-  BRAID_CUDA_CHECK(cudaGraphExecDestroy(executable));
-  BRAID_CUDA_CHECK(cudaGraphDestroy(graph));
-  std::sort(times.begin(), times.end());
-  return 1e3 * times[times.size() / 2] / links;
-}
 
 template <int kVariant, int kTokenTiles>
 void measure(Machine& m, int tokens, int rows, int cols, int row_warps) {
@@ -185,19 +145,20 @@ void measure(Machine& m, int tokens, int rows, int cols, int row_warps) {
   p.y_stride = rows;
   p.tokens = tokens;
   const int links = std::clamp<int>(static_cast<int>(kPoolBytes / p.matrix_bytes), 2, 64);
-  const double us = time_chain(m, links, [&](int i) {
-    Products part = p;
-    part.weights = reinterpret_cast<const uint8_t*>(m.weights.data()) + i * p.matrix_bytes;
-    StreamPlan plan = stream_plan(part);
-    plan.num_phases = 1;
-    plan.token_tiles = kTokenTiles;
-    plan.tokens = tokens;
-    plan.phases[0] = stream_phase(plan, part, row_warps, false);
-    plan.phases[0].y = p.y;
-    plan.phases[0].out_stride = p.y_stride;
-    launch_stream<Source<kVariant>, kTokenTiles>(m.stream, plan);
-  });
-  std::printf("  %s %.1f", kNames[kVariant], us);
+  const double seconds =
+      link_seconds(m.stream, links, {.unmeasured = 1, .measured = 5}, [&](int i) {
+        Products part = p;
+        part.weights = reinterpret_cast<const uint8_t*>(m.weights.data()) + i * p.matrix_bytes;
+        StreamPlan plan = stream_plan(part);
+        plan.num_phases = 1;
+        plan.token_tiles = kTokenTiles;
+        plan.tokens = tokens;
+        plan.phases[0] = stream_phase(plan, part, row_warps, false);
+        plan.phases[0].y = p.y;
+        plan.phases[0].out_stride = p.y_stride;
+        launch_stream<Source<kVariant>, kTokenTiles>(m.stream, plan);
+      });
+  std::printf("  %s %.1f", kNames[kVariant], 1e6 * seconds);
 }
 
 template <int kTokenTiles>
@@ -209,10 +170,8 @@ void measure_all(Machine& m, int tokens) {
     measure<kNothing, kTokenTiles>(m, tokens, rows, cols, row_warps);
     measure<kLoads, kTokenTiles>(m, tokens, rows, cols, row_warps);
     measure<kRaw, kTokenTiles>(m, tokens, rows, cols, row_warps);
-    measure<kReady, kTokenTiles>(m, tokens, rows, cols, row_warps);
-    measure<kScaled, kTokenTiles>(m, tokens, rows, cols, row_warps);
+    measure<kMasks, kTokenTiles>(m, tokens, rows, cols, row_warps);
     measure<kNoInputs, kTokenTiles>(m, tokens, rows, cols, row_warps);
-    measure<kThin, kTokenTiles>(m, tokens, rows, cols, row_warps);
     measure<kFull, kTokenTiles>(m, tokens, rows, cols, row_warps);
     std::printf("\n");
     std::fflush(stdout);

@@ -13,8 +13,7 @@ namespace braid {
 class DraftPlan {
  public:
   // `target`: described (LoadOptions::read_ahead false); it must outlive this. A draft model is
-  // described likewise. Throws Error if it cannot be opened; whether the two
-  // fit together is seen when it is loaded.
+  // described likewise. Throws Error if it cannot be opened or check_drafter() does.
   DraftPlan(const DrafterChoice& choice, const LoadedModel& target);
 
   // Its weights, caches, workspaces and graphs.

@@ -35,9 +35,8 @@ void check_tokenizers(const LoadedModel& draft, const LoadedModel& target) {
 }
 
 DrafterFactory load_model_drafter(const std::string& path, const LoadedModel& target) {
-  const auto draft =
-      std::make_shared<const LoadedModel>(LoadedModel::load(path, {.device = target.device()}));
-  check_tokenizers(*draft, target);
+  const auto draft = std::make_shared<const LoadedModel>(
+      LoadedModel::load(path, {.with_tokenizer = false, .device = target.device()}));
   spdlog::info("draft model {}: {}", draft->origin(), to_string(draft->model().load_report()));
   return [draft](const DrafterSetup& setup) {
     return std::make_unique<ModelDrafter>(std::shared_ptr<const Model>(draft, &draft->model()),
@@ -84,11 +83,29 @@ DrafterChoice parse_drafter(std::string_view text) {
 }
 
 void check_drafter(const DrafterChoice& choice, const LoadedModel& target) {
-  if (choice.kind != DrafterChoice::Kind::kMtp || target.model().draft_head() != nullptr) return;
-  throw Error(
-      "{}: --speculate mtp: this model has no multi-token-prediction head (only some "
-      "Qwen3-Next and Qwen3.5 checkpoints do); use ngram, model:PATH or off",
-      target.origin());
+  switch (choice.kind) {
+    case DrafterChoice::Kind::kOff:
+    case DrafterChoice::Kind::kNgram:
+      return;
+    case DrafterChoice::Kind::kMtp:
+      if (target.model().draft_head() != nullptr) return;
+      throw Error(
+          "{}: --speculate mtp: this model has no multi-token-prediction head (only some "
+          "Qwen3-Next and Qwen3.5 checkpoints do); use ngram, model:PATH or off",
+          target.origin());
+    case DrafterChoice::Kind::kModel:
+      return check_tokenizers(
+          LoadedModel::load(choice.path, {.with_tokenizer = target.has_tokenizer(),
+                                          .device = target.device(),
+                                          .read_ahead = false}),
+          target);
+    case DrafterChoice::Kind::kAssistant: {
+      ModelFiles files = ModelFiles::open(resolve_model(choice.path));
+      files.weights().set_deferring(true);
+      load_assistant(files, target.model());
+      return;
+    }
+  }
 }
 
 DrafterFactory load_drafter(const DrafterChoice& choice, const LoadedModel& target) {

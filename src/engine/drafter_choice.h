@@ -18,11 +18,12 @@ struct DrafterChoice {
 // "mtp", "assistant:PATH", "model:PATH", "ngram" or "off". Throws UsageError that lists them.
 DrafterChoice parse_drafter(std::string_view text);
 
-// Throws Error if the target has no head of the kind.
+// Throws Error if the choice does not go with the target: no head of the kind, another vocabulary
+// or tokenizer (of targets that came with theirs), other sizes. Reads no weights, and needs none of
+// the target's: it may be one that is only described (LoadOptions::read_ahead false).
 void check_drafter(const DrafterChoice& choice, const LoadedModel& target);
 
-// Loads what the choice needs; for kOff the result is empty. Throws Error if it does not go with
-// the target: no head of the kind, another vocabulary or tokenizer, other sizes. The target must
+// Loads what the choice needs, after check_drafter(); for kOff the result is empty. The target must
 // outlive the factory and what it makes.
 DrafterFactory load_drafter(const DrafterChoice& choice, const LoadedModel& target);
 

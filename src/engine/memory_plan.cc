@@ -228,6 +228,12 @@ std::string_view memory_kind_name(MemoryKind kind) {
   return "";
 }
 
+int64_t DeviceMemory::allocated_all(std::span<const int64_t> sizes) const {
+  int64_t bytes = 0;
+  for (const int64_t size : sizes) bytes += allocated(size);
+  return bytes;
+}
+
 void MemoryPlan::add(MemoryKind kind, std::string what, int64_t bytes) {
   if (bytes > 0) items.push_back({kind, std::move(what), bytes});
 }
@@ -266,7 +272,8 @@ void add_model(MemoryPlan& plan, const std::string& name, const Model& model,
   }
   add_cache(plan, name, plan_cache(model.cache_layout(), cache), device);
   plan.add(MemoryKind::kWorkspace, name + "activations", device.workspace_bytes(model, step));
-  device.add_runner(plan, name, model, step);
+  device.add_stream(plan, name);
+  device.add_graphs(plan, name, model, step);
   // What comes later may use what loading has left.
   const int64_t later = plan.total() - before - weights.bytes;
   plan.add(MemoryKind::kWeights, name + "while loading", weights.beside - later);
@@ -275,14 +282,11 @@ void add_model(MemoryPlan& plan, const std::string& name, const Model& model,
 void add_cache(MemoryPlan& plan, const std::string& name, const CachePlan& cache,
                const DeviceMemory& device) {
   const CacheAllocations caches = cache_allocations(cache);
-  const auto sum = [&](const std::vector<int64_t>& allocations) {
-    int64_t bytes = 0;
-    for (const int64_t size : allocations) bytes += device.allocated(size);
-    return bytes;
-  };
-  plan.add(MemoryKind::kCache, name + "keys and values of all tokens", sum(caches.full));
-  plan.add(MemoryKind::kCache, name + "keys and values of windows", sum(caches.window));
-  plan.add(MemoryKind::kCache, name + "recurrent states", sum(caches.recurrent));
+  plan.add(MemoryKind::kCache, name + "keys and values of all tokens",
+           device.allocated_all(caches.full));
+  plan.add(MemoryKind::kCache, name + "keys and values of windows",
+           device.allocated_all(caches.window));
+  plan.add(MemoryKind::kCache, name + "recurrent states", device.allocated_all(caches.recurrent));
 }
 
 std::optional<WeightBytes> plan_offload(const PlacementCount& count, int64_t room) {

@@ -57,6 +57,7 @@ class DeviceMemory {
   virtual ~DeviceMemory() = default;
   // What an allocation of so many bytes takes.
   virtual int64_t allocated(int64_t bytes) const = 0;
+  int64_t allocated_all(std::span<const int64_t> sizes) const;
   // What a workspace takes that holds so many bytes.
   virtual int64_t workspace(int64_t bytes) const { return bytes; }
   // Most bytes that a step takes of its workspace.
@@ -70,15 +71,9 @@ class DeviceMemory {
   virtual double input_bytes(ActivationPrecision precision) const = 0;
   // What is there before any model.
   virtual void add_fixed(MemoryPlan& plan) const = 0;
-  // What a stream takes, and the graphs of a runner.
+  // What a stream takes, and the graphs of a runner on it.
   virtual void add_stream(MemoryPlan&, const std::string&) const {}
   virtual void add_graphs(MemoryPlan&, const std::string&, const Model&, const StepSize&) const {}
-  // Of a runner with a stream of its own.
-  void add_runner(MemoryPlan& plan, const std::string& name, const Model& model,
-                  const StepSize& step) const {
-    add_stream(plan, name);
-    add_graphs(plan, name, model, step);
-  }
 };
 std::unique_ptr<DeviceMemory> device_memory(Device device, int num_threads);
 

@@ -6,18 +6,18 @@
 #include "ops/fused/delta_step.h"
 #include "ops/fused/prepared_input.h"
 #include "ops/norm/rms_norm.h"
-#include "tensor/profiler.h"
 
 namespace braid {
 
 TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const LinearInput& input) const {
-  const LayerScope scope(step.stream, "gdn");
   const Weights& w = weights_;
   const auto& sequences = step.layer_recurrent[layer].sequences;
-  const bool one_each = std::all_of(sequences.begin(), sequences.end(),
+  // A device may compute b and a on the way.
+  const bool may_step = !step.stream.is_cpu() && step.product_observer == nullptr &&
+                        std::all_of(sequences.begin(), sequences.end(),
                                     [](const RecurrentRows& rows) { return rows.num_rows == 1; });
   Projected x;
-  if (one_each && step.product_observer == nullptr) {
+  if (may_step) {
     const auto [raw, z] = run_all(step, input, {&w.qkv, &w.z});
     const auto mixed = mix_in_one_pass(step, layer, input, raw, z);
     if (mixed) return w.output.run(step, *mixed);

@@ -81,7 +81,6 @@ void Qwen3NextLayer::feed_forward(StepContext& step, const ResidualBranch& mixed
 TensorView Qwen3NextLayer::Attention::run(StepContext& step, int64_t index, const Rotary& rotary,
                                           const Rotary::Tables& tables,
                                           const LinearInput& input) const {
-  const LayerScope scope(step.stream, "attention");
   const int64_t tokens = step.num_tokens();
   const Shape kv_shape{tokens, num_kv_heads, head_dim};
   auto [queries, gates, keys, values] = run_all(step, input, {&q, &gate, &k, &v});

@@ -44,11 +44,14 @@ void LayerCalibration::begin(Side& side) {
   timer.stop();
 }
 
-void LayerCalibration::open_layer(int64_t layer) {
+void LayerCalibration::open_layer(int64_t layer, const Weights& finished) {
   layer_ = layer;
+  quantised_.weights = finished;
   for (Side* side : {&quantised_, &source_}) {
     if (side->model == nullptr) continue;
-    if (stacks_experts_ && stream_.is_cpu()) bind(*side, /*deferring=*/false);
+    if (!side->weights.empty() || (stacks_experts_ && stream_.is_cpu())) {
+      bind(*side, /*deferring=*/false);
+    }
     place(*side);
   }
 }

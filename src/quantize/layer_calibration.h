@@ -32,8 +32,9 @@ class LayerCalibration {
   // Embeds the tokens.
   void begin();
 
-  // The layers' turns come in order; what follows is about the one whose turn it is.
-  void open_layer(int64_t layer);
+  // The layers' turns come in order; what follows is about the one whose turn it is. finished: what
+  // it became, if its matrices are quantised already; then in place of the source's.
+  void open_layer(int64_t layer, const Weights& finished = {});
   // Matrices that read the same input, in the order in which the layer multiplies them.
   std::vector<std::vector<const TensorPlan*>> stages_of(
       const std::vector<const TensorPlan*>& plans);

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "models/registry.h"
 #include "quantize/calibration_pass.h"
@@ -20,12 +22,16 @@ constexpr int64_t kHostBlock = 128, kDeviceBlock = 512;
 
 int64_t padded(int64_t cols) { return (cols + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Such matrices read what another one reads, which is counted.
-bool reads_along(std::string_view name) {
-  for (const std::string_view matrix : {".k_proj.", ".v_proj.", ".up_proj"}) {
-    if (name.find(matrix) != name.npos) return true;
+// The first of the matrices that read what this one reads.
+std::string first_reader(std::string name) {
+  constexpr std::pair<std::string_view, std::string_view> kAlong[] = {
+      {".k_proj.", ".q_proj."}, {".v_proj.", ".q_proj."}, {".up_proj", ".gate_proj"}};
+  for (const auto& [matrix, first] : kAlong) {
+    if (const size_t at = name.find(matrix); at != name.npos) {
+      return name.replace(at, matrix.size(), first);
+    }
   }
-  return false;
+  return name;
 }
 
 }  // namespace
@@ -50,7 +56,7 @@ int64_t MemoryNeed::on_device(int64_t bytes) const {
   return options_.device.is_cpu() ? bytes : cuda::footprint(bytes);
 }
 
-int64_t MemoryNeed::source_bytes() const {
+int64_t MemoryNeed::source_bytes(const CalibrationShape& shape) const {
   if (!options_.device.is_cpu()) {
     int64_t layers = 0, largest = 0;
     for (const PlacementCount::Layer& layer : placed_.layers) {
@@ -59,7 +65,7 @@ int64_t MemoryNeed::source_bytes() const {
     }
     const int64_t shared = placed_.bytes - layers;
     // Quantised matrices come beside the source's, stage by stage.
-    return (shared + largest) * (options_.match_source ? 2 : 1) + largest + placed_.beside;
+    return (shared + largest) * passes(shape) + largest + placed_.beside;
   }
   int64_t bytes = 0;
   std::map<int64_t, int64_t> stacks;
@@ -69,7 +75,7 @@ int64_t MemoryNeed::source_bytes() const {
   }
   int64_t largest = 0;
   for (const auto& [layer, size] : stacks) largest = std::max(largest, size);
-  return bytes + largest * (options_.match_source ? 2 : 1);
+  return bytes + largest * passes(shape);
 }
 
 int64_t MemoryNeed::quantised_bytes() const {
@@ -81,8 +87,7 @@ int64_t MemoryNeed::quantised_bytes() const {
 }
 
 int64_t MemoryNeed::hidden_bytes(const CalibrationShape& shape) const {
-  const int64_t one = on_device(shape.sequences * shape.length * model_->hidden_size() * kFloat);
-  return one * (matches(shape) ? 2 : 1);
+  return passes(shape) * on_device(shape.sequences * shape.length * model_->hidden_size() * kFloat);
 }
 
 int64_t MemoryNeed::hessian_bytes(const CalibrationShape& shape) const {
@@ -90,9 +95,12 @@ int64_t MemoryNeed::hessian_bytes(const CalibrationShape& shape) const {
   std::map<int64_t, int64_t> by_layer;
   int64_t most = 0, widest = 0;
   std::map<std::string, int64_t> by_stack;  // of experts one by one, with their common input
+  std::set<std::string> counted;
   for (const TensorPlan& plan : plans_) {
     const auto layer = layer_of(plan.name);
-    if (!plan.quantised() || !layer || reads_along(plan.name)) continue;
+    if (!plan.quantised() || !layer) continue;
+    const std::string reader = first_reader(plan.name);
+    if (!counted.insert(reader).second) continue;
     const int64_t cols = plan.cols();
     int64_t bytes = on_device(cols * cols * kFloat);
     if (plan.kind == ModuleKind::kExperts) {
@@ -102,8 +110,8 @@ int64_t MemoryNeed::hessian_bytes(const CalibrationShape& shape) const {
       if (matches(shape)) bytes *= 2;
     }
     by_layer[*layer] += bytes;
-    const auto one = expert_name(plan.name);
-    const std::string input = one ? std::string(one->stem) + std::string(one->rest) : plan.name;
+    const auto one = expert_name(reader);
+    const std::string input = one ? std::string(one->stem) + std::string(one->rest) : reader;
     most = std::max(most, by_stack[input] += bytes);
   }
   if (options_.one_pass) {
@@ -123,12 +131,12 @@ int64_t MemoryNeed::factor_bytes(int64_t cols) const {
   return 4 * wide + 4 * square + 4 * wide + 8 * wide + 4 * square;
 }
 
-int64_t MemoryNeed::matrix_bytes(int64_t rows, int64_t cols) const {
+int64_t MemoryNeed::matrix_bytes(int64_t rows, int64_t cols, bool aims) const {
   const int64_t size = rows * padded(cols);
   const int64_t block = std::min(options_.device.is_cpu() ? kHostBlock : kDeviceBlock, cols);
   // Weights and codes; what is left to round, slopes, losses and (on a device) these in two parts.
   const int64_t all = size * (kFloat + 1 + 4 * kFloat) + 2 * kFloat * rows * block;
-  const int64_t aim = options_.match_source ? 2 * kFloat * size + kFloat * cols * cols : 0;
+  const int64_t aim = aims ? 2 * kFloat * size + kFloat * cols * cols : 0;
   return all + aim;
 }
 
@@ -139,7 +147,7 @@ int64_t MemoryNeed::solver_bytes(const CalibrationShape& shape) const {
     const bool solved = shape.sequences > 0 && layer_of(plan.name) && has_grid(plan);
     const int64_t rows = plan.shape.dim(-2), cols = plan.cols();
     if (solved) {
-      most = std::max(most, factor_bytes(cols) + matrix_bytes(rows, cols));
+      most = std::max(most, factor_bytes(cols) + matrix_bytes(rows, cols, matches(shape)));
     } else if (options_.device.is_cpu()) {
       most = std::max(most, rows * cols * (kFloat + 1));
     }

@@ -26,13 +26,15 @@ class MemoryNeed {
   MemoryNeed(const std::filesystem::path& model, const QuantizeOptions& options);
 
   const Model* model() const { return model_.get(); }
+  // How often all runs on the calibration: twice if the source is to be matched.
+  int64_t passes(const CalibrationShape& shape) const { return matches(shape) ? 2 : 1; }
 
   // Of the source: on the CPU all of it, mapped, and a layer's experts as stacks where they are
   // stored one by one; on a device what the layers share, and a layer with what it becomes.
-  int64_t source_bytes() const;
+  int64_t source_bytes(const CalibrationShape& shape) const;
   // Finished layers, mapped until they are written. On the host.
   int64_t quantised_bytes() const;
-  // Inputs of a layer, of all tokens; with match_source twice.
+  // Inputs of a layer, of all tokens, for each pass.
   int64_t hidden_bytes(const CalibrationShape& shape) const;
   // Of the matrices that are calibrated together, and a batch of their inputs in the source.
   int64_t hessian_bytes(const CalibrationShape& shape) const;
@@ -47,7 +49,8 @@ class MemoryNeed {
 
  private:
   int64_t factor_bytes(int64_t cols) const;
-  int64_t matrix_bytes(int64_t rows, int64_t cols) const;
+  // aims: at the source's outputs.
+  int64_t matrix_bytes(int64_t rows, int64_t cols, bool aims) const;
   int64_t on_device(int64_t bytes) const;
   bool matches(const CalibrationShape& shape) const;
 

@@ -186,30 +186,37 @@ class Quantizer {
   // The last part has no layer.
   void do_part(int64_t index) {
     const std::vector<const TensorPlan*>& plans = parts_[index];
-    const bool is_layer = index < num_layers_;
+    const bool is_layer = index < num_layers_, runs = is_layer && layers_;
+    const bool resumed = work_.has_part(index);
     int64_t elements = 0;
     for (const TensorPlan* plan : plans) elements += plan->num_parameters();
-    WorkFolder::Part part;
-    if (is_layer && layers_) layers_->open_layer(index);
-    if (work_.has_part(index)) {
+    if (resumed) {
       progress_.resumed += elements;
       if (is_layer) ++times_.layers_resumed;
     } else {
-      part = layers_ && is_layer && !plans.empty()
-                 ? quantise_layer(plans)
-                 : quantize_part(stream_, workspace_, files_.weights(), options_, nullptr, times_,
-                                 plans);
+      if (runs) layers_->open_layer(index);
+      const WorkFolder::Part part = runs && !plans.empty()
+                                        ? quantise_layer(plans)
+                                        : quantize_part(stream_, workspace_, files_.weights(),
+                                                        options_, nullptr, times_, plans);
       const PhaseTimer timer(stream_, times_.write);
       work_.save_part(index, part);
     }
-    part = work_.load_part(index);
+    WorkFolder::Part part = work_.load_part(index);
     check_part(index, plans, part);
+    if (runs) leave_layer(index, part.weights, /*open=*/!resumed);
     for (MatrixResult& result : part.results) results_.emplace(result.name, std::move(result));
     for (const auto& [name, weight] : part.weights) weights_.insert_or_assign(name, weight);
     progress_.done += elements;
-    if (!is_layer || !layers_) return;
-    if (index + 1 < num_layers_) {
-      layers_->replace(in_order_of_the_model(part.weights));
+  }
+
+  // Gives the next layer its inputs. A layer that was resumed is opened as what it became.
+  void leave_layer(int64_t index, const LayerCalibration::Weights& weights, bool open) {
+    const bool last = index + 1 == num_layers_;
+    if (last && !open) return;
+    if (!last) {
+      const LayerCalibration::Weights finished = in_order_of_the_model(weights);
+      open ? layers_->replace(finished) : layers_->open_layer(index, finished);
       layers_->advance();
     }
     layers_->close_layer();

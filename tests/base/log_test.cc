@@ -4,8 +4,11 @@
 #include <spdlog/sinks/ostream_sink.h>
 
 #include <sstream>
+#include <string>
 #include <thread>
 #include <vector>
+
+#include "support/fresh_seed.h"
 
 namespace braid {
 namespace {
@@ -17,19 +20,23 @@ TEST(Log, WarnsOncePerMessageAcrossThreads) {
       "test", std::make_shared<spdlog::sinks::ostream_sink_mt>(stream));
   logger->set_pattern("%l: %v");
   spdlog::set_default_logger(logger);
+  // What this process has not said yet.
+  const std::string first = "slow path {} of " + std::to_string(testing::fresh_seed());
+  const std::string other = "slow path of " + std::to_string(testing::fresh_seed());
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([] {
-      warn_once("a slow path {} is taken");
-      warn_once("another slow path is taken");
+    threads.emplace_back([&] {
+      warn_once(first);
+      warn_once(other);
     });
   }
   for (std::thread& thread : threads) thread.join();
   spdlog::set_default_logger(previous);
   const std::string text = stream.str();
-  EXPECT_EQ(text.find("a slow path {} is taken"), text.rfind("a slow path {} is taken"));
-  EXPECT_NE(text.find("warning: a slow path {} is taken\n"), std::string::npos);
-  EXPECT_NE(text.find("warning: another slow path is taken\n"), std::string::npos);
+  for (const std::string& message : {first, other}) {
+    EXPECT_EQ(text.find(message), text.rfind(message));
+    EXPECT_NE(text.find("warning: " + message + "\n"), std::string::npos);
+  }
 }
 
 }  // namespace

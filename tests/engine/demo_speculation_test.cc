@@ -1,9 +1,13 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <iostream>
 #include <map>
 
 #include "base/error.h"
+#include "base/mapped_file.h"
+#include "checkpoint/temp_folder.h"
 #include "engine/drafter_choice.h"
 #include "engine/engine.h"
 #include "engine/tiny_model.h"
@@ -14,6 +18,7 @@ namespace braid {
 namespace {
 
 using testing::Reply;
+namespace fs = std::filesystem;
 
 std::string demo(const char* name) { return std::string(BRAID_DEMO_MODEL_FOLDER) + "/" + name; }
 
@@ -145,11 +150,12 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"cuda_ngram_recurrent", "qwen3next", "ngram", true}),
     [](const auto& info) { return std::string(info.param.name); });
 
-TEST(DrafterChoiceTest, WhatDoesNotGoTogetherIsSaid) {
+// Of targets that are only described.
+TEST(DrafterChoiceTest, WhatDoesNotGoTogetherIsSaidBeforeAnythingIsRead) {
   const auto error_of = [](const char* target, const std::string& drafter) -> std::string {
-    const LoadedModel loaded = LoadedModel::load(demo(target));
+    const LoadedModel described = LoadedModel::load(demo(target), {.read_ahead = false});
     try {
-      load_drafter(parse_drafter(drafter), loaded);
+      check_drafter(parse_drafter(drafter), described);
     } catch (const Error& error) {
       return error.what();
     }
@@ -162,6 +168,23 @@ TEST(DrafterChoiceTest, WhatDoesNotGoTogetherIsSaid) {
   EXPECT_NE(error_of("gemma4", "model:" + demo("gemma4-assistant")), "");
   EXPECT_NE(error_of("gemma4", "model:nowhere").find("nowhere"), std::string::npos);
   EXPECT_EQ(error_of("gemma4", "off"), "");
+  EXPECT_EQ(error_of("gemma4", "model:" + demo("gemma4-dense")), "");
+  EXPECT_EQ(error_of("gemma4", "assistant:" + demo("gemma4-assistant")), "");
+
+  const testing::TempFolder other;
+  for (const auto& file : fs::directory_iterator(demo("gemma4-dense"))) {
+    fs::create_symlink(file.path(), other.path() / file.path().filename());
+  }
+  std::string tokenizer = read_file(demo("gemma4-dense") + "/tokenizer.json");
+  const std::string_view token = "<|tool_response>";
+  for (size_t at = 0; (at = tokenizer.find(token, at)) != tokenizer.npos; ++at) {
+    tokenizer.replace(at, token.size(), "<|tool_reaction>");
+  }
+  fs::remove(other.path() / "tokenizer.json");
+  other.write("tokenizer.json", tokenizer);
+  EXPECT_THAT(error_of("gemma4", "model:" + other.path().string()),
+              ::testing::AllOf(::testing::HasSubstr("another tokenizer"),
+                               ::testing::HasSubstr("'<|tool_reaction>' in one and")));
   for (const char* text : {"", "on", "mtp:x", "model", "model:", "assistant:", "NGRAM"}) {
     try {
       parse_drafter(text);

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -67,33 +69,36 @@ inline std::vector<double> aimed_row(const std::vector<double>& w, const std::ve
 
 // One row rounded as GPTQ says, step by step in double: round the next column of `order`, move the
 // loss to the others by the inverse Hessian, and strike the column from that inverse. `scales`: of
-// the row's groups. doubt[i]: how close (in steps) the i-th column of `order` came to being rounded
-// otherwise.
+// the row's groups. Where a column comes within `doubt` steps of being rounded otherwise, both
+// codes are right: `chosen`, by column, may say which of the two it is, and the rest follows from
+// that.
 struct GptqRow {
   std::vector<int> codes;  // by column
-  std::vector<double> doubt;
+  int64_t doubtful = 0;    // columns
 };
 inline GptqRow gptq_row(const RoundingGrid& grid, std::vector<double> w,
                         const std::vector<GroupScale>& scales, std::vector<double> inverse,
-                        const std::vector<int32_t>& order) {
+                        const std::vector<int32_t>& order, std::span<const uint8_t> chosen,
+                        double doubt) {
   const auto n = static_cast<int64_t>(w.size());
-  GptqRow result{std::vector<int>(w.size()), {}};
+  GptqRow result{std::vector<int>(w.size())};
   for (const int32_t c : order) {
     const GroupScale& scale = scales[c / grid.group];
     int code = grid.zero == RoundingGrid::Zero::kMin ? 0 : scale.zero;
-    double doubt = 1;
     if (scale.scale != 0) {
       const double steps = (w[c] - scale.min) / scale.scale + scale.zero;
-      code = static_cast<int>(
-          std::min<double>(grid.high, std::max<double>(grid.low, std::nearbyint(steps))));
-      if (steps > grid.low - 0.5 && steps < grid.high + 0.5) {
-        doubt = std::fabs(steps - std::floor(steps) - 0.5);
-      } else {
-        doubt = std::min(std::fabs(steps - (grid.low - 0.5)), std::fabs(steps - (grid.high + 0.5)));
+      const auto code_of = [&](double at) {
+        return static_cast<int>(
+            std::clamp<double>(std::nearbyint(at), static_cast<double>(grid.low), grid.high));
+      };
+      code = code_of(steps);
+      const int least = code_of(steps - doubt), greatest = code_of(steps + doubt);
+      if (least != greatest) {
+        ++result.doubtful;
+        if (chosen[c] == least || chosen[c] == greatest) code = chosen[c];
       }
     }
     result.codes[c] = code;
-    result.doubt.push_back(doubt);
     const double value = double{scale.scale} * (code - scale.zero) + scale.min;
     const double pivot = inverse[c * n + c];
     const double loss = (w[c] - value) / pivot;

@@ -16,7 +16,8 @@ import gguf
 import numpy as np
 import torch
 from gemma_variants import DTYPES, VARIANTS, WINDOW, layer_types, make_model, randomise, relative_error
-from make_gemma import LEAST_LEAD, SELF_AGREEMENT, reload, write_golden
+from golden_files import finish_folder
+from make_gemma import LEAST_LEAD, SELF_AGREEMENT, reload
 from make_gguf import add_metadata, add_tokenizer, gguf_name, rope_freqs
 from safetensors.torch import load_file, save_file
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
@@ -202,12 +203,9 @@ def main():
         assert relative_error(written["logits"], tensors["p65.logits"]) < 1e-7, "the written folder differs"
         if kind.gguf:
             write_gguf(again, folder / f"{name}_bf16.gguf")
-        write_golden(folder / "golden.safetensors", tensors, facts, "tools/goldens/make_assistant.py")
-        for file in folder.iterdir():
-            file.chmod(0o644)
-        size = sum(file.stat().st_size for file in folder.iterdir())
+        sizes = finish_folder(folder, tensors, facts, "tools/goldens/make_assistant.py")
         drafts = [tensors[key].tolist() for key in tensors if key.endswith("drafts")]
-        print(f"{name:24} {size / 1024:5.0f} KiB  self-agreement {facts['worst']:.1e}  lead {facts['lead']:.1e}  centroid gap {facts['gap']:.1e}  "
+        print(f"{name:24} {sum(sizes.values()):5.0f} KiB  self-agreement {facts['worst']:.1e}  lead {facts['lead']:.1e}  centroid gap {facts['gap']:.1e}  "
               f"|logit| {max(abs(v).max() for k, v in tensors.items() if k.endswith('logits')):.1f}  {drafts}")
 
 

@@ -6,10 +6,6 @@ where its own paths agree: one pass without a cache, chunks of 7 and single toke
 cache, and the written folder loaded again. See tests/data/models/README.md for the names.
 """
 
-import argparse
-import json
-import pathlib
-
 import numpy as np
 import torch
 import transformers
@@ -25,7 +21,7 @@ from gemma_variants import (
     whole_logits,
     write_checkpoint,
 )
-from safetensors.numpy import save_file
+from golden_files import finish_folder, run
 
 LENGTHS = [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 3, 63, 64, 65, 130]
 BRIEF_LENGTHS = [1, WINDOW + 1, 65]
@@ -101,19 +97,8 @@ def make_goldens(model, variant, rng):
     return tensors, facts
 
 
-def write_golden(path, tensors, facts, generator):
-    about = {
-        "generator": generator,
-        "prompts": [key.split(".")[0] for key in tensors if key.endswith(".ids")],
-        "reference": f"transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}, float32, eager",
-        "reference_self_agreement": float(f"{facts['worst']:.1e}"),
-    }
-    # One entry only: the library writes several in random order.
-    save_file(tensors, path, metadata={"golden": json.dumps(about)})
-
-
-def make_variant(name, variant, root, seed):
-    folder = root / name
+def make_variant(name, root, seed):
+    variant, folder = VARIANTS[name], root / name
     number = list(VARIANTS).index(name)
     model = make_model(variant)
     randomise(model, variant, torch.Generator().manual_seed(seed + number))
@@ -125,29 +110,14 @@ def make_variant(name, variant, root, seed):
     reloaded = relative_error(whole_logits(again, ids), whole_logits(model, ids))
     assert reloaded < 1e-7, f"{name}: the written folder gives other logits ({reloaded:.1e})"
 
-    write_golden(folder / "golden.safetensors", tensors, facts, "tools/goldens/make_gemma.py")
-    for file in folder.iterdir():
-        file.chmod(0o644)
-    size = sum(file.stat().st_size for file in folder.iterdir())
+    sizes = finish_folder(folder, tensors, facts, "tools/goldens/make_gemma.py")
     print(
-        f"{name:16} {size / 1024:6.0f} KiB  self-agreement {facts['worst']:.1e}  router gap {facts['gap']:.1e}"
+        f"{name:16} {sum(sizes.values()):6.0f} KiB  self-agreement {facts['worst']:.1e}  router gap {facts['gap']:.1e}"
         f"  greedy lead {facts['lead']:.1e}  |logit| {max(abs(v).max() for k, v in tensors.items() if k.endswith('logits')):.1f}"
         f"  distinct {[len(set(v.tolist())) for k, v in tensors.items() if k.endswith('greedy')]}",
         flush=True,
     )
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = pathlib.Path(__file__).resolve().parents[2] / "tests/data/models"
-    parser.add_argument("--output", type=pathlib.Path, default=default)
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
-    parser.add_argument("--seed", type=int, default=4100)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    for name in args.variants:
-        make_variant(name, VARIANTS[name], args.output, args.seed)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, VARIANTS, 4100, make_variant)

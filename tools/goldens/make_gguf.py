@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from gemma_variants import VARIANTS
 from gguf import GGMLQuantizationType as Type
-from make_gemma import make_goldens, reload, write_golden
+from golden_files import write_golden
+from make_gemma import make_goldens, reload
 
 # file name, variant, type of the matrices, type of token_embd, tensors a split
 FILES = [

@@ -7,12 +7,11 @@ float32 with the matrices as they unpack, their scales taken to float32 first: n
 again.
 """
 
-import argparse
 import dataclasses
 import json
-import pathlib
 
 import gemma_variants
+import golden_files
 import make_gemma
 import make_qwen
 import numpy as np
@@ -242,24 +241,9 @@ def make_variant(name, root, seed):
     config["quantization_config"] = config_of(scheme)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    make_gemma.write_golden(folder / "golden.safetensors", goldens, facts, "tools/goldens/make_quantised.py")
-    for file in folder.iterdir():
-        file.chmod(0o644)
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    print(f"{name:20} {size / 1024:4.0f} KiB  self-agreement {facts['worst']:.1e}  router gap {facts['gap']:.1e}", flush=True)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = pathlib.Path(__file__).resolve().parents[2] / "tests/data/models"
-    parser.add_argument("--output", type=pathlib.Path, default=default)
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
-    parser.add_argument("--seed", type=int, default=8200)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    for name in args.variants:
-        make_variant(name, args.output, args.seed)
+    sizes = golden_files.finish_folder(folder, goldens, facts, "tools/goldens/make_quantised.py")
+    print(f"{name:20} {sum(sizes.values()):4.0f} KiB  self-agreement {facts['worst']:.1e}  router gap {facts['gap']:.1e}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    golden_files.run(__doc__, VARIANTS, 8200, make_variant)

@@ -7,12 +7,9 @@ tokens through its cache, and the written folder loaded again. The predictor (MT
 implementations and has to agree with the cached one of transformers. See tests/data/models/README.md.
 """
 
-import argparse
-import pathlib
-
 import numpy as np
 import torch
-from make_gemma import write_golden
+from golden_files import finish_folder, run
 from qwen_mtp_check import cached_mtp
 from qwen_variants import (
     STOP_ID,
@@ -128,8 +125,8 @@ def make_goldens(model, mtp, variant, rng):
     return tensors, facts
 
 
-def make_variant(name, variant, root, seed):
-    folder = root / name
+def make_variant(name, root, seed):
+    variant, folder = VARIANTS[name], root / name
     number = list(VARIANTS).index(name)
     model = make_model(variant)
     mtp = make_mtp(model) if variant.mtp else None
@@ -144,12 +141,9 @@ def make_variant(name, variant, root, seed):
         want = mtp.state_dict()
         assert all(torch.equal(value, want[key]) for key, value in again_mtp.state_dict().items()), name
 
-    write_golden(folder / "golden.safetensors", tensors, facts, "tools/goldens/make_qwen.py")
-    for file in folder.iterdir():
-        file.chmod(0o644)
-    bytes_of = lambda file: (folder / file).stat().st_size / 1024
+    sizes = finish_folder(folder, tensors, facts, "tools/goldens/make_qwen.py")
     print(
-        f"{name:24} {bytes_of('model.safetensors'):4.0f} + {bytes_of('golden.safetensors'):4.0f} KiB  self {facts['worst']:.1e}"
+        f"{name:24} {sizes['model.safetensors']:4.0f} + {sizes['golden.safetensors']:4.0f} KiB  self {facts['worst']:.1e}"
         f"  states {facts['states']:.1e}  mtp {facts['mtp']:.1e}  router gap {facts['gap']:.1e}"
         f"  |logit| {max(abs(v).max() for k, v in tensors.items() if k.endswith('.logits')):.1f}"
         f"  distinct {[len(set(v.tolist())) for k, v in tensors.items() if k.endswith('greedy')]}",
@@ -157,17 +151,5 @@ def make_variant(name, variant, root, seed):
     )
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = pathlib.Path(__file__).resolve().parents[2] / "tests/data/models"
-    parser.add_argument("--output", type=pathlib.Path, default=default)
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
-    parser.add_argument("--seed", type=int, default=5100)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    for name in args.variants:
-        make_variant(name, VARIANTS[name], args.output, args.seed)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, VARIANTS, 5100, make_variant)

@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from make_gemma import write_golden
+from golden_files import write_golden
 from make_qwen import make_goldens
 from qwen_variants import VARIANTS, named_tensors, reload
 

@@ -141,8 +141,8 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
 // The same of inputs of int8 codes: gate, up and activation of each call as one kernel, which finds
 // the inputs of experts by itself, then codes of the result and W_down.
 bool int8_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
-// A call with many tokens: gate, up and activation as one kernel that finds the pairs' inputs by
-// itself, then W_down. False: not for these formats and sizes; then nothing is done.
+// A call of experts with many tokens: gate, up and activation as one kernel that finds the pairs'
+// inputs by itself, then W_down. False: not for these formats and sizes; then nothing is done.
 bool wide_gated_mlp(Stream& stream, Workspace& workspace, const GatedMlpCall& call);
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,

@@ -37,10 +37,6 @@ void copy_rows(Stream& stream, const TensorView& from, std::span<const int32_t> 
   });
 }
 
-}  // namespace
-
-namespace {
-
 // Whether one pass on a device can make all these inputs.
 bool one_pass(const Stream& stream, const TensorView& x, std::span<const InputNorm> norms) {
   return !stream.is_cpu() && !x.empty() &&
@@ -88,12 +84,18 @@ void add_and_prepare(Stream& stream, Workspace& workspace, const TensorView& x, 
   for (size_t i = 0; i < norms.size(); ++i) inputs[i] = results[source[i]];
 }
 
-// Of a pass over `rows_read` rows of x's width, beside x itself.
-OpWork work_of(const TensorView& x, double rows_read, size_t num_inputs) {
+// Of a pass that adds to each element of x `terms` others, which are that many bytes.
+OpWork work_of(const TensorView& x, double terms, double term_bytes, size_t num_inputs) {
   const auto elements = static_cast<double>(x.num_elements());
   const auto inputs = static_cast<double>(num_inputs);
-  return {.activation_bytes = (4 * rows_read + 8 + 2 * inputs) * elements,
-          .operations = (2 * rows_read + 4 + 4 * inputs) * elements};
+  return {.activation_bytes = (term_bytes + 8 + 2 * inputs) * elements,
+          .operations = (2 * terms + 4 + 4 * inputs) * elements};
+}
+// Of one that adds experts' rows and another one.
+OpWork work_of(const TensorView& x, const ExpertRows& experts, size_t num_inputs) {
+  const auto k = static_cast<double>(experts.experts.dim(1));
+  const auto row = static_cast<double>(dtype_bytes(experts.rows.dtype()));
+  return work_of(x, k + 1, k * row + 4, num_inputs);
 }
 
 void check_experts(const ExpertRows& experts, const TensorView& x) {
@@ -120,7 +122,7 @@ void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& bran
               "x {}, y {}, {} norms", to_string(x.shape()), to_string(branch.y.shape()),
               norms.size());
   if (one_pass(stream, x, norms)) {
-    const OpScope op(stream, "add_branch", [&] { return work_of(x, 1, norms.size()); });
+    const OpScope op(stream, "add_branch", [&] { return work_of(x, 1, 4, norms.size()); });
     const bool gives_codes = cuda::can_add_coded_branch(branch, x);
     add_and_prepare(
         stream, workspace, x, gives_codes, norms, inputs, [&](const auto& some, const auto& made) {
@@ -155,9 +157,7 @@ void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts
               "x {}, shared {}, gate {}, {} norms", to_string(x.shape()),
               to_string(shared.rows.shape()), to_string(shared.gate.shape), norms.size());
   if (one_pass(stream, x, norms) && cuda::can_add_experts(stream, experts, shared, x)) {
-    const OpScope op(stream, "add_experts", [&] {
-      return work_of(x, static_cast<double>(experts.experts.dim(1) + 1), norms.size());
-    });
+    const OpScope op(stream, "add_experts", [&] { return work_of(x, experts, norms.size()); });
     add_and_prepare(stream, workspace, x, cuda::sums_give_codes(x), norms, inputs,
                     [&](const auto& some, const auto& made) {
                       cuda::add_experts(stream, workspace, experts, shared, x, some, made);
@@ -184,7 +184,7 @@ void combine_with_dense(Stream& stream, Workspace& workspace, const TensorView& 
     const OpScope op(stream, "combine_with_dense", [&] {
       const double elements = static_cast<double>(dense.num_elements());
       const double k = static_cast<double>(experts.dim(1));
-      const double pair_bytes = expert_outputs.dtype() == DType::kBF16 ? 2 : 4;
+      const auto pair_bytes = static_cast<double>(dtype_bytes(expert_outputs.dtype()));
       return OpWork{.activation_bytes = (pair_bytes * k + 8) * elements,
                     .operations = (2 * k + 9) * elements};
     });
@@ -208,9 +208,8 @@ void add_dense_and_experts(Stream& stream, Workspace& workspace, const ExpertRow
               norms.size());
   if (branch.normed && one_pass(stream, x, norms) &&
       cuda::can_add_dense_and_experts(stream, experts, halves, branch, x)) {
-    const OpScope op(stream, "add_dense_and_experts", [&] {
-      return work_of(x, static_cast<double>(experts.experts.dim(1) + 1), norms.size());
-    });
+    const OpScope op(stream, "add_dense_and_experts",
+                     [&] { return work_of(x, experts, norms.size()); });
     add_and_prepare(stream, workspace, x, cuda::sums_give_codes(x), norms, inputs,
                     [&](const auto& some, const auto& made) {
                       cuda::add_dense_and_experts(stream, workspace, experts, halves, branch, x,

@@ -28,9 +28,8 @@ __global__ void gate(const volatile uint32_t* opened, uint32_t number) {
 
 class EventTimeline : public DeviceTimeline {
  public:
-  explicit EventTimeline(StreamState& stream)
-      : device_(stream.device()), state_(stream), stream_(stream.handle()) {
-    BRAID_CUDA_CHECK(cudaSetDevice(device_));
+  explicit EventTimeline(StreamState& stream) : state_(stream), stream_(stream.handle()) {
+    BRAID_CUDA_CHECK(cudaSetDevice(stream.device()));
     opened_ = reinterpret_cast<uint32_t*>(allocate_pinned(sizeof(uint32_t)));
     *opened_ = 0;
     // Event 0 is the origin that the others are measured from.
@@ -103,7 +102,6 @@ class EventTimeline : public DeviceTimeline {
         std::chrono::duration<double>(times.back() - times.front()).count() / (kMarksToTime - 1);
   }
 
-  int device_;
   StreamState& state_;
   cudaStream_t stream_;
   uint32_t* opened_ = nullptr;  // pinned; gates up to this number are open

@@ -1,6 +1,5 @@
-#include <cstring>
-
 #include "ops/elementwise/elementwise.h"
+#include "ops/fused/input_bytes.h"
 #include "ops/fused/residual.h"
 #include "ops/linear/random_weight.h"
 #include "ops/norm/rms_norm.h"
@@ -8,31 +7,6 @@
 
 namespace braid {
 namespace {
-
-// The bytes of a view's rows, [rows] or [rows, columns].
-std::vector<std::byte> bytes_of(const TensorView& view) {
-  std::vector<std::byte> bytes;
-  if (view.rank() == 0) return bytes;
-  const size_t element = dtype_bytes(view.dtype());
-  const size_t row = (view.rank() == 2 ? view.dim(1) : 1) * element;
-  for (int64_t i = 0; i < view.dim(0); ++i) {
-    const auto* from = static_cast<const std::byte*>(view.raw()) + i * view.row_stride() * element;
-    bytes.insert(bytes.end(), from, from + row);
-  }
-  return bytes;
-}
-
-// What products on a device read of the two is the same.
-void expect_same(const LinearInput& actual, const LinearInput& expected) {
-  ASSERT_EQ(actual.precision, expected.precision);
-  EXPECT_EQ(actual.x.shape(), expected.x.shape());
-  EXPECT_EQ(bytes_of(actual.packed), bytes_of(expected.packed));
-  EXPECT_EQ(bytes_of(actual.codes), bytes_of(expected.codes));
-  EXPECT_EQ(bytes_of(actual.scales), bytes_of(expected.scales));
-  EXPECT_EQ(bytes_of(actual.sums), bytes_of(expected.sums));
-  EXPECT_EQ(bytes_of(actual.token_codes), bytes_of(expected.token_codes));
-  EXPECT_EQ(bytes_of(actual.token_scales), bytes_of(expected.token_scales));
-}
 
 class AddExpertsTest : public OpTest {
  protected:

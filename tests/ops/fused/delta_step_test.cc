@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "ops/conv/causal_conv.h"
+#include "ops/fused/input_bytes.h"
 #include "ops/linear/random_weight.h"
 #include "ops/norm/rms_norm.h"
 #include "ops/op_test.h"
@@ -52,19 +53,6 @@ struct Store {
   Tensor states, conv, keys, updates, decays;
   RecurrentLayer layer;
 };
-
-// The bytes of a view's rows, [rows] or [rows, columns].
-std::vector<std::byte> bytes_of(const TensorView& view) {
-  std::vector<std::byte> bytes;
-  if (view.rank() == 0) return bytes;
-  const size_t element = dtype_bytes(view.dtype());
-  const size_t row = (view.rank() == 2 ? view.dim(1) : 1) * element;
-  for (int64_t i = 0; i < view.dim(0); ++i) {
-    const auto* from = static_cast<const std::byte*>(view.raw()) + i * view.row_stride() * element;
-    bytes.insert(bytes.end(), from, from + row);
-  }
-  return bytes;
-}
 
 bool same_bits(const Tensor& a, const Tensor& b) {
   const auto x = a.view().span<float>(), y = b.view().span<float>();
@@ -210,10 +198,7 @@ TEST_P(DeltaStepTest, IsTheSingleOpsInTurn) {
                      1e-6f, out);
       const LinearInput rows = prepare_linear_input(
           stream, workspace, out.view().reshape({tokens, d.value_width()}), rounding);
-      EXPECT_EQ(result->x.shape(), rows.x.shape());
-      EXPECT_EQ(bytes_of(result->packed), bytes_of(rows.packed));
-      EXPECT_EQ(bytes_of(result->token_codes), bytes_of(rows.token_codes));
-      EXPECT_EQ(bytes_of(result->token_scales), bytes_of(rows.token_scales));
+      expect_same(*result, rows);
       // The log stays, and the rows kept that no one will read.
       EXPECT_TRUE(same_bits(store.states, expected.states));
       EXPECT_TRUE(same_bits(store.conv, expected.conv));

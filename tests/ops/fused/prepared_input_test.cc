@@ -1,7 +1,6 @@
 #include "ops/fused/prepared_input.h"
 
-#include <cstring>
-
+#include "ops/fused/input_bytes.h"
 #include "ops/fused/residual.h"
 #include "ops/norm/rms_norm.h"
 #include "ops/op_test.h"
@@ -10,35 +9,6 @@ namespace braid {
 namespace {
 
 constexpr int64_t kWidths[] = {1, 7, 64, 65, 130, 704, 2112, 2816, 4100};
-
-// The bytes of a view's rows.
-std::vector<std::byte> bytes_of(const TensorView& view) {
-  std::vector<std::byte> bytes;
-  if (view.rank() == 0) return bytes;
-  const size_t element = dtype_bytes(view.dtype());
-  const size_t row = static_cast<size_t>(view.dim(1)) * element;
-  for (int64_t i = 0; i < view.dim(0); ++i) {
-    const auto* from = static_cast<const std::byte*>(view.raw()) + i * view.row_stride() * element;
-    bytes.insert(bytes.end(), from, from + row);
-  }
-  return bytes;
-}
-
-// What products read of the two is the same.
-void expect_same(const LinearInput& actual, const LinearInput& expected) {
-  ASSERT_EQ(actual.precision, expected.precision);
-  EXPECT_EQ(actual.x.shape(), expected.x.shape());
-  EXPECT_EQ(bytes_of(actual.packed), bytes_of(expected.packed));
-  EXPECT_EQ(bytes_of(actual.codes), bytes_of(expected.codes));
-  EXPECT_EQ(bytes_of(actual.scales), bytes_of(expected.scales));
-  EXPECT_EQ(bytes_of(actual.sums), bytes_of(expected.sums));
-  EXPECT_EQ(bytes_of(actual.token_codes), bytes_of(expected.token_codes));
-  const bool reads_x =
-      expected.packed.rank() == 0 && expected.codes.rank() == 0 && expected.token_codes.rank() == 0;
-  if (reads_x) {
-    EXPECT_EQ(bytes_of(actual.x), bytes_of(expected.x));
-  }
-}
 
 class FusedInputTest : public OpTest {
  protected:

@@ -181,32 +181,32 @@ class AttentionTile {
     if (threadIdx.x < kKeys) shared_.offsets[start / kKeys % 2][threadIdx.x] = offset;
   }
   // Each begins a copy of the keys (and all scales) or values of the tile's positions in
-  // [first, last) but the skipped one, which is to be committed.
+  // [first, last), which is to be committed.
   template <typename T>
   __device__ void fetch_keys(const PagedRows<T>& keys, const PagedRows<T>& values, int start,
-                             int first = 0, int last = INT32_MAX, int skipped = -1) {
+                             int first = 0, int last = INT32_MAX) {
     if constexpr (kScaled) {
-      fetch(shared_.codes.keys, keys.data, start, first, last, skipped);
-      fetch_scales(keys.scales, values.scales, start, first, last, skipped);
+      fetch(shared_.codes.keys, keys.data, start, first, last);
+      fetch_scales(keys.scales, values.scales, start, first, last);
     } else {
-      fetch(shared_.keys, keys.data, start, first, last, skipped);
+      fetch(shared_.keys, keys.data, start, first, last);
     }
   }
   template <typename T>
   __device__ void fetch_values(const PagedRows<T>& values, int start, int first = 0,
-                               int last = INT32_MAX, int skipped = -1) {
+                               int last = INT32_MAX) {
     if constexpr (kScaled) {
-      fetch(shared_.codes.values, values.data, start, first, last, skipped);
+      fetch(shared_.codes.values, values.data, start, first, last);
     } else {
-      fetch(shared_.values, values.data, start, first, last, skipped);
+      fetch(shared_.values, values.data, start, first, last);
     }
   }
   // Of int8, when this thread's copies are there: makes bfloat16 of what it has copied.
-  __device__ void expand_keys(int start, int skipped = -1) {
-    if constexpr (kScaled) expand(shared_.keys, shared_.codes.keys, skipped - start);
+  __device__ void expand_keys() {
+    if constexpr (kScaled) expand(shared_.keys, shared_.codes.keys);
   }
-  __device__ void expand_values(int start, int skipped = -1) {
-    if constexpr (kScaled) expand(shared_.values, shared_.codes.values, skipped - start);
+  __device__ void expand_values() {
+    if constexpr (kScaled) expand(shared_.values, shared_.codes.values);
   }
 
   // Of the tile that begins at `start`, for what follows.
@@ -380,31 +380,30 @@ class AttentionTile {
 
   // Not inlined: kernels that run for microseconds spend them on fetching their instructions.
   __device__ __noinline__ static void fetch(uint32_t to, const uint32_t* offsets,
-                                            const Stored* store, int first, int last, int skipped) {
+                                            const Stored* store, int first, int last) {
     const int chunk = threadIdx.x % kChunks;
     store += chunk * kElements;
 #pragma unroll 4
     for (int key = threadIdx.x / kChunks; key < kKeys; key += kStep) {
-      if (key < first || key >= last || key == skipped) continue;
+      if (key < first || key >= last) continue;
       const uint32_t offset = offsets[key];
       copy16_async(to + (kScaled ? key * kDim + 16 * chunk : 2 * wide_place(key, chunk)),
                    store + (offset != kNoKey ? static_cast<int64_t>(offset) * 8 : 0),
                    offset != kNoKey);
     }
   }
-  __device__ void fetch(Stored* to, const Stored* store, int start, int first, int last,
-                        int skipped) {
+  __device__ void fetch(Stored* to, const Stored* store, int start, int first, int last) {
     fetch(shared_address(to + buffer_of(start)), shared_.offsets[start / kKeys % 2], store,
-          first - start, last - start, skipped - start);
+          first - start, last - start);
   }
   __device__ static int buffer_of(int start) {
     return Shape::kBuffers > 1 ? start / kKeys % Shape::kBuffers * (kKeys * kDim) : 0;
   }
   __device__ void fetch_scales(const float* key_scales, const float* value_scales, int start,
-                               int first, int last, int skipped) {
+                               int first, int last) {
     const int key = threadIdx.x, parity = start / kKeys % 2;
     const int position = start + key;
-    if (key >= kKeys || position < first || position >= last || position == skipped) return;
+    if (key >= kKeys || position < first || position >= last) return;
     const uint32_t offset = shared_.offsets[parity][key];
     const bool wanted = offset != kNoKey;
     const uint32_t row = wanted ? offset / (kDim / 8) : 0;
@@ -412,11 +411,10 @@ class AttentionTile {
     copy4_async(shared_address(&shared_.codes.value_scales[parity][key]), value_scales + row,
                 wanted);
   }
-  __device__ __noinline__ static void expand(__nv_bfloat16* to, const int8_t* codes, int skipped) {
+  __device__ __noinline__ static void expand(__nv_bfloat16* to, const int8_t* codes) {
     const int chunk = threadIdx.x % kChunks;
 #pragma unroll 2
     for (int key = threadIdx.x / kChunks; key < kKeys; key += kStep) {
-      if (key == skipped) continue;
       const uint4 from = *reinterpret_cast<const uint4*>(&codes[key * kDim + 16 * chunk]);
       const uint2 a = codes_to_bf16(from.x), b = codes_to_bf16(from.y);
       const uint2 c = codes_to_bf16(from.z), d = codes_to_bf16(from.w);

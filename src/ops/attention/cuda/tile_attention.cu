@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     const int next = start + kKeys;
     const bool more = next < end;
     wait_for_copies<1>();
-    tile.expand_keys(start);
+    tile.expand_keys();
     __syncthreads();                                           // keys are there
     const uint32_t next_key = more ? find_key(next) : kNoKey;  // arrives meanwhile
     tile.multiply_keys();
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     commit_copies();
     tile.weigh();
     wait_for_copies<1>();
-    tile.expand_values(start);
+    tile.expand_values();
     __syncthreads();  // values and weights are there
     tile.multiply_values();
     __syncthreads();  // values are done with
@@ -392,8 +392,7 @@ struct Shapes<256, Stored> {
   static constexpr int kKeys = kCodes ? 32 : 64;
   using Split = TileShape<256, 1, 4, kKeys, Stored>;
   using Tile = TileShape<256, 4, 2, kKeys, Stored, kCodes ? 1 : 2>;
-  using ManyTile =
-      std::conditional_t<kCodes, Tile, TileShape<256, 8, 2, kKeys, Stored, kCodes ? 1 : 2>>;
+  using ManyTile = std::conditional_t<kCodes, Tile, TileShape<256, 8, 2, kKeys, Stored, 2>>;
   static constexpr int kSplitBlocks = 3, kTileBlocks = kCodes ? 2 : 1;
 };
 template <typename Stored>

@@ -1,5 +1,4 @@
-#include <cuda_bf16.h>
-
+#include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/fused/cuda/row_math.cuh"
@@ -143,12 +142,6 @@ struct SharedArguments {
   Rows<const uint16_t> gate_input;
   int gate_cols;
 };
-
-__device__ __forceinline__ float dot(uint32_t a, uint32_t b, float sum) {
-  const float2 u = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&a));
-  const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&b));
-  return fmaf(u.y, v.y, fmaf(u.x, v.x, sum));
-}
 
 template <int kThreads, typename Y>
 __global__ void __launch_bounds__(kThreads, 1)

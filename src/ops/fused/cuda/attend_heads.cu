@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     H head = ahead;
     if (index + kWarps < num_heads) ahead.load(source_of(index + kWarps), lane);
     const bool is_key = index == 0, is_value = index == 1;
-    if (!is_value || args.normed_values) head.norm(nullptr, args.epsilon, lane);
+    if (!is_value || args.normed_values) head.norm(args.epsilon);
     if (!is_value) {
       head.multiply(is_key ? shared.k_gains : shared.q_gains, lane);
       head.turn_vectors(shared.cos, shared.sin, args.pairs, args.distance,

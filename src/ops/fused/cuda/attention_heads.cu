@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   const int64_t at =
       keys.offset(args.table.pages(sequence), sequence.num_pages, sequence.first_position + row);
   head.load(args.v[token] + kv_head * kDim, lane);
-  if (args.normed_values) head.norm(nullptr, args.epsilon, lane);
+  if (args.normed_values) head.norm(args.epsilon);
   put_row(head, values, at + values.head_offset(kv_head), lane);
   head.load(args.k[token] + kv_head * kDim, lane);
   head.norm(args.k_norm, args.epsilon, lane);

@@ -1,5 +1,6 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/elementwise/cuda/activations.cuh"
+#include "ops/fused/cuda/row_math.cuh"
 #include "ops/fused/cuda/token_codes.cuh"
 #include "ops/fused/cuda/token_inputs.h"
 #include "ops/norm/cuda/rms_norm.cuh"
@@ -183,7 +184,7 @@ LinearInput plain_token_codes(Stream& stream, Workspace& workspace, const Tensor
 LinearInput normed_token_codes(Stream& stream, Workspace& workspace, const TensorView& x,
                                const TensorView& weight, float epsilon, bool with_packed) {
   const float* gains = weight.empty() ? nullptr : weight.data<float>();
-  const bool aligned = rows_are_aligned(x) && reinterpret_cast<uintptr_t>(gains) % 16 == 0;
+  const bool aligned = rows_are_aligned(x) && aligned_weights(weight);
   return make_codes(stream, workspace, NormedRows{rows_of<const float>(x), gains, epsilon}, x,
                     aligned, with_packed);
 }
@@ -203,8 +204,7 @@ LinearInput gated_norm_token_codes(Stream& stream, Workspace& workspace, const T
                                    const TensorView& gate, const TensorView& weight, float epsilon,
                                    bool with_packed) {
   static_assert(kGatedNormWidth == 4 * kWarp);
-  const bool aligned =
-      rows_are_aligned(x, gate) && reinterpret_cast<uintptr_t>(weight.raw()) % 16 == 0;
+  const bool aligned = rows_are_aligned(x, gate) && aligned_weights(weight);
   const GatedNormRows source{rows_of<const float>(x), rows_of<const float>(gate),
                              weight.data<float>(), epsilon};
   const LinearInput input = make_codes(

@@ -1,10 +1,8 @@
-#include <cuda_bf16.h>
-
-#include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
+#include "ops/fused/cuda/row_math.cuh"
 #include "ops/gated_delta/cuda/delta_rows.cuh"
 #include "ops/norm/cuda/rms_norm.cuh"
 
@@ -120,12 +118,6 @@ struct TokenScales {
     key_query = warp_sum(products) * key * query;
   }
 };
-
-__device__ __forceinline__ float dot(uint32_t a, uint32_t b, float sum) {
-  const float2 u = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&a));
-  const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&b));
-  return fmaf(u.y, v.y, fmaf(u.x, v.x, sum));
-}
 
 // By a warp: the norm of a head's results, gated, to the result. gates: silu(z).
 __device__ __forceinline__ void finish_head(const StepArguments& args, const float* results,
@@ -315,8 +307,7 @@ bool can_delta_step(Stream& stream, const DeltaStepCall& call, const RecurrentLa
          call.conv.dim(1) >= 2 && call.conv.dim(1) <= kMostWidth &&
          call.value_heads / call.key_heads <= kMostCluster &&
          call.value_heads * call.value_dim % kPackedColumns == 0 &&
-         rows_are_aligned(call.z, layer.states) &&
-         reinterpret_cast<uintptr_t>(call.norm.raw()) % 16 == 0 &&
+         rows_are_aligned(call.z, layer.states) && aligned_weights(call.norm) &&
          (layer.max_logged_tokens() == 0 || rows_are_aligned(layer.logged_keys));
 }
 

@@ -6,6 +6,7 @@
 
 #include "ops/cuda/int8.cuh"
 #include "ops/cuda/row_vectors.cuh"
+#include "ops/fused/cuda/row_math.cuh"
 #include "ops/norm/cuda/rms_norm.cuh"
 
 namespace braid::cuda {
@@ -47,41 +48,40 @@ struct Head {
       }
     }
   };
-  __device__ void norm(const Row& weight, float epsilon) {
-    norm(nullptr, epsilon, 0);
-#pragma unroll
-    for (int j = 0; j < kKept; ++j) {
-      v[j] = {__fmul_rn(v[j].x, weight.v[j].x), __fmul_rn(v[j].y, weight.v[j].y),
-              __fmul_rn(v[j].z, weight.v[j].z), __fmul_rn(v[j].w, weight.v[j].w)};
-    }
-  }
-  __device__ void norm(const float* weight, float epsilon, int lane) {
+  // What a norm multiplies by, apart from its weight.
+  __device__ float norm_factor(float epsilon) const {
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < kKept; ++j) sum += sum_of_squares(v[j]);
-    const float factor = inverse_rms(warp_sum(sum), kDim, epsilon);
+    return inverse_rms(warp_sum(sum), kDim, epsilon);
+  }
+  // Without a weight.
+  __device__ void norm(float epsilon) {
+    const float factor = norm_factor(epsilon);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) v[j] = times(v[j], factor);
+  }
+  __device__ void norm(const Row& weight, float epsilon) {
+    norm(epsilon);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) v[j] = times(v[j], weight.v[j]);
+  }
+  // weight: a row of kDim, or null.
+  __device__ void norm(const float* weight, float epsilon, int lane) {
+    const float factor = norm_factor(epsilon);
 #pragma unroll
     for (int j = 0; j < kKept; ++j) {
-      v[j] = {__fmul_rn(v[j].x, factor), __fmul_rn(v[j].y, factor), __fmul_rn(v[j].z, factor),
-              __fmul_rn(v[j].w, factor)};
-      if (weight == nullptr) continue;
-      const float4 w = load4<true>(weight, element(j, lane), kDim);
-      v[j] = {__fmul_rn(v[j].x, w.x), __fmul_rn(v[j].y, w.y), __fmul_rn(v[j].z, w.z),
-              __fmul_rn(v[j].w, w.w)};
+      v[j] = times(v[j], factor);
+      if (weight != nullptr) v[j] = times(v[j], load4<true>(weight, element(j, lane), kDim));
     }
   }
   __device__ void multiply(const float* row, int lane) {
 #pragma unroll
     for (int j = 0; j < kKept; ++j) {
-      const float4 w = load4<true>(row, element(j, lane), kDim);
-      v[j] = {__fmul_rn(v[j].x, w.x), __fmul_rn(v[j].y, w.y), __fmul_rn(v[j].z, w.z),
-              __fmul_rn(v[j].w, w.w)};
+      v[j] = times(v[j], load4<true>(row, element(j, lane), kDim));
     }
   }
-  // Where pairs are halves of the head apart, both of a pair are in one lane.
-  static __device__ bool turns_in_lane(int pairs, int distance) {
-    return kKept > 1 && distance == kDim / 2 && pairs % 4 == 0;
-  }
+  // Pairs are half a head apart, so that a lane has both of each; a multiple of four pairs.
   __device__ void turn_in_lane(const Row& cos, const Row& sin, int pairs, int lane) {
     constexpr int kHalf = kKept / 2;
     const auto turn_pair = [](float& a, float& b, float c, float s) {

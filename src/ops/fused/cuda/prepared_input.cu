@@ -2,6 +2,7 @@
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
+#include "ops/fused/cuda/row_math.cuh"
 #include "ops/fused/cuda/token_inputs.h"
 #include "ops/norm/cuda/rms_norm.cuh"
 
@@ -85,8 +86,7 @@ LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const Ten
   }
   const PackedRows packed(workspace, x.dim(0), x.dim(1));
   const float* gains = weight.empty() ? nullptr : weight.data<float>();
-  const bool aligned =
-      rows_are_aligned(x) && reinterpret_cast<uintptr_t>(gains) % 16 == 0 && x.dim(1) % 4 == 0;
+  const bool aligned = rows_are_aligned(x) && aligned_weights(weight) && x.dim(1) % 4 == 0;
   BRAID_CHECK(packed.padded <= 8 * 4 * kMostThreads, "a norm of rows of {}", x.dim(1));
   with_alignment(aligned, [&](auto constant) {
     constexpr bool kAligned = decltype(constant)::value;

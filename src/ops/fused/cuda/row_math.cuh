@@ -1,6 +1,8 @@
 #pragma once
 
-// Arithmetic of rows that is rounded as in the single ops, step by step.
+// Arithmetic of rows; float4 are rounded as in the single ops, step by step.
+
+#include <cuda_bf16.h>
 
 #include "ops/cuda/launch.cuh"
 
@@ -15,6 +17,13 @@ __device__ __forceinline__ float4 times(float4 v, float4 w) {
 }
 __device__ __forceinline__ float4 plus(float4 a, float4 b) {
   return {__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w)};
+}
+
+// sum + a · b of two pairs of bfloat16.
+__device__ __forceinline__ float dot(uint32_t a, uint32_t b, float sum) {
+  const float2 u = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&a));
+  const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&b));
+  return fmaf(u.y, v.y, fmaf(u.x, v.x, sum));
 }
 
 inline bool aligned_weights(const TensorView& view) {

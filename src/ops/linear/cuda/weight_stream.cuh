@@ -24,6 +24,7 @@
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
+#include "ops/linear/cuda/ring.cuh"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/weight_stream.h"
 
@@ -48,21 +49,6 @@ struct StreamBarriers {
   uint64_t sums_full[kStreamBuffers], sums_empty[kStreamBuffers];
   uint64_t listed;
   int num_listed;
-};
-
-// The stages of all units of a block in turn, as each role goes through them.
-class Ring {
- public:
-  __device__ explicit Ring(int slots) : slots_(slots) {}
-  __device__ int slot() const { return slot_; }
-  __device__ uint32_t parity() const { return parity_; }
-  __device__ void advance() {
-    if (++slot_ == slots_) slot_ = 0, parity_ ^= 1;
-  }
-
- private:
-  int slots_, slot_ = 0;
-  uint32_t parity_ = 0;
 };
 
 template <typename Source>

@@ -6,6 +6,7 @@
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/tensor_map.h"
+#include "ops/linear/cuda/ring.cuh"
 #include "ops/linear/cuda/sum_before.cuh"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/tiles.cuh"
@@ -152,20 +153,6 @@ __device__ __forceinline__ void for_each_tile(const WideProducts& p, const Share
   }
 }
 
-// Slots of the ring in turn.
-class Ring {
- public:
-  __device__ int slot() const { return slot_; }
-  __device__ uint32_t parity() const { return parity_; }
-  __device__ void advance() {
-    if (++slot_ == kStages) slot_ = 0, parity_ ^= 1;
-  }
-
- private:
-  int slot_ = 0;
-  uint32_t parity_ = 0;
-};
-
 __device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -174,7 +161,7 @@ __device__ void bring(const WideProducts& p, Shared& shared, uint32_t stages) {
   const int thread = threadIdx.x % kGroupThreads;
   const int piece = thread % 8;
   constexpr int kEach = kMostTokens / (kGroupThreads / 8);
-  Ring ring;
+  Ring ring(kStages);
   int next_tile = 0;
   const auto pass_on = [&](const Tile& tile) {
     if (thread == 0) shared.tiles[next_tile] = tile;
@@ -295,7 +282,7 @@ __device__ void multiply_tile(const WideProducts& p, Shared& shared, uint32_t st
 }
 
 __device__ void multiply(const WideProducts& p, Shared& shared, uint32_t stages) {
-  Ring ring;
+  Ring ring(kStages);
   for (int next = 0;; next = (next + 1) % (2 * kStages)) {
     wait_barrier(shared_address(&shared.full[ring.slot()]), ring.parity());
     const Tile tile = shared.tiles[next];

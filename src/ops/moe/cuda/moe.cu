@@ -1,5 +1,3 @@
-#include <type_traits>
-
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
