@@ -57,7 +57,7 @@ CalibrationPass::CalibrationPass(const Model& model, const CalibrationTokens& to
     batches_.push_back({first, std::min(at_once, tokens.sequences.size() - first)});
   }
   for (int64_t layer = 0; layer < pool_.num_layers(); ++layer) {
-    layer_kv_.push_back({pool_.layer_kv(layer), {}});
+    layer_kv_.push_back({layer_kv(model, pool_, layer), {}});
     layer_recurrent_.push_back({pool_.layer_recurrent(layer), {}});
   }
   group_rows_.resize(static_cast<size_t>(pool_.num_groups()));
