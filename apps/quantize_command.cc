@@ -77,8 +77,8 @@ QuantizedFileFormat file_format_of(const QuantizeCommandOptions& o) {
   return o.format == "gptq" ? QuantizedFileFormat::kGptq : QuantizedFileFormat::kCompressedTensors;
 }
 
-KvStorage kv_storage_of(const QuantizeCommandOptions& o, QuantizedFileFormat format) {
-  if (o.kv == "none") return KvStorage::kUnspecified;
+KvRecipe kv_recipe_of(const QuantizeCommandOptions& o, QuantizedFileFormat format) {
+  if (o.kv == "none") return KvRecipe::kUnspecified;
   if (format == QuantizedFileFormat::kGguf) {
     throw UsageError(
         "--kv {}: a GGUF file has no place for it, a folder has; from the file, braid run --kv "
@@ -89,7 +89,7 @@ KvStorage kv_storage_of(const QuantizeCommandOptions& o, QuantizedFileFormat for
   if (format == QuantizedFileFormat::kGptq) {
     throw UsageError("--kv {}: --format gptq has no place for it; compressed-tensors has", o.kv);
   }
-  return o.kv == "int8" ? KvStorage::kInt8 : KvStorage::kInt8Static;
+  return o.kv == "int8" ? KvRecipe::kInt8 : KvRecipe::kInt8Static;
 }
 
 QuantizeOptions make_options(const QuantizeCommandOptions& o) {
@@ -118,8 +118,8 @@ QuantizeOptions make_options(const QuantizeCommandOptions& o) {
   options.file_format = file_format_of(o);
   recipe.gguf = options.file_format == QuantizedFileFormat::kGguf;
   recipe.half_scales = options.file_format == QuantizedFileFormat::kGptq;
-  recipe.kv = kv_storage_of(o, options.file_format);
-  if (o.scheme == "keep" && o.recipe.empty() && recipe.kv == KvStorage::kUnspecified) {
+  recipe.kv = kv_recipe_of(o, options.file_format);
+  if (o.scheme == "keep" && o.recipe.empty() && recipe.kv == KvRecipe::kUnspecified) {
     throw UsageError("--scheme keep changes nothing without --kv or --recipe");
   }
   options.measure_outputs = !o.calibration.empty();
@@ -213,7 +213,7 @@ void run_quantize(const QuantizeCommandOptions& o) {
   QuantizeOptions options = make_options(o);
   const CalibrationTokens calibration = read_calibration(
       o, model,
-      options.method == QuantizeMethod::kGptq || options.recipe.kv == KvStorage::kInt8Static);
+      options.method == QuantizeMethod::kGptq || options.recipe.kv == KvRecipe::kInt8Static);
   std::optional<MemoryPlan> plan;
   if (o.memory.wanted()) {
     const CalibrationShape shape{static_cast<int64_t>(calibration.sequences.size()),

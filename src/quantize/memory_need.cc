@@ -161,7 +161,7 @@ int64_t MemoryNeed::solver_bytes(const CalibrationShape& shape) const {
 }
 
 int64_t MemoryNeed::kv_bytes() const {
-  return options_.recipe.kv == KvStorage::kInt8Static ? KvObserver::kMaxBytes : 0;
+  return options_.recipe.kv == KvRecipe::kInt8Static ? KvObserver::kMaxBytes : 0;
 }
 
 int64_t MemoryNeed::output_bytes() const {

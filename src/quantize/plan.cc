@@ -171,11 +171,11 @@ void choose_format(const Storage& storage, const Recipe& recipe, TensorPlan& ten
 
 }  // namespace
 
-std::string_view kv_storage_name(KvStorage kv) {
+std::string_view kv_recipe_name(KvRecipe kv) {
   switch (kv) {
-    case KvStorage::kInt8:
+    case KvRecipe::kInt8:
       return "int8";
-    case KvStorage::kInt8Static:
+    case KvRecipe::kInt8Static:
       return "int8-static";
     default:
       return "none";
@@ -276,7 +276,7 @@ std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& rec
         "mlp, experts, shared_expert, router, gates, per_layer, embedding, head and mtp)",
         printable(recipe.rules[i].modules), printable(recipe.rules[i].storage), weights.origin());
   }
-  if (gguf == nullptr && recipe.kv == KvStorage::kUnspecified &&
+  if (gguf == nullptr && recipe.kv == KvRecipe::kUnspecified &&
       std::none_of(plans.begin(), plans.end(),
                    [](const TensorPlan& plan) { return plan.quantised(); })) {
     throw Error("{}: the recipe leaves nothing to quantise", weights.origin());

@@ -13,12 +13,12 @@
 namespace braid {
 
 // What files say of keys and values.
-enum class KvStorage {
+enum class KvRecipe {
   kUnspecified,
   kInt8,        // a scale for each token and head, found as they come
   kInt8Static,  // a scale for each layer's keys and one for its values, from the calibration
 };
-std::string_view kv_storage_name(KvStorage kv);  // "none", "int8", "int8-static"
+std::string_view kv_recipe_name(KvRecipe kv);  // "none", "int8", "int8-static"
 
 // Which matrices are to be stored how.
 struct Recipe {
@@ -31,7 +31,7 @@ struct Recipe {
   bool strict = false;       // a group size that does not divide a width is an error
   bool head = false;         // the embedding and the head as well
   bool half_scales = false;  // w4 formats: scales are to be float16 numbers, not bfloat16 ones
-  KvStorage kv = KvStorage::kUnspecified;
+  KvRecipe kv = KvRecipe::kUnspecified;
 
   // What differs from the defaults, in this order.
   struct Rule {

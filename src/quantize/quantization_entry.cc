@@ -105,9 +105,9 @@ ordered_json scheme_of(const Storage& storage, const std::vector<std::string>& t
 }
 
 // "token" is a scale for each token of a head: keys and values are [heads, tokens, head_dim] there.
-ordered_json kv_cache_scheme(KvStorage kv) {
-  if (kv == KvStorage::kUnspecified) return nullptr;
-  const bool dynamic = kv == KvStorage::kInt8;
+ordered_json kv_cache_scheme(KvRecipe kv) {
+  if (kv == KvRecipe::kUnspecified) return nullptr;
+  const bool dynamic = kv == KvRecipe::kInt8;
   ordered_json scheme = {{"num_bits", 8},         {"type", "int"},
                          {"symmetric", true},     {"strategy", dynamic ? "token" : "tensor"},
                          {"group_size", nullptr}, {"dynamic", dynamic},
@@ -125,7 +125,7 @@ std::string finish(ordered_json config, ordered_json entry) {
 
 std::string with_compressed_tensors_entry(const std::string& config_json,
                                           const std::vector<TensorPlan>& plans, bool split_experts,
-                                          KvStorage kv) {
+                                          KvRecipe kv) {
   std::map<Storage, std::vector<std::string>> modules;
   std::vector<std::string> ignored;
   bool table = false, head = false;

@@ -12,7 +12,7 @@ namespace braid {
 
 std::string with_compressed_tensors_entry(const std::string& config_json,
                                           const std::vector<TensorPlan>& plans, bool split_experts,
-                                          KvStorage kv);
+                                          KvRecipe kv);
 std::string with_gptq_entry(const std::string& config_json, const std::vector<TensorPlan>& plans);
 
 }  // namespace braid

@@ -164,7 +164,7 @@ class Quantizer {
 
   bool calibrated() const { return !calibration_.sequences.empty(); }
 
-  bool static_kv() const { return options_.recipe.kv == KvStorage::kInt8Static; }
+  bool static_kv() const { return options_.recipe.kv == KvRecipe::kInt8Static; }
 
   bool observes_products() const {
     return options_.method == QuantizeMethod::kGptq || options_.measure_outputs;
@@ -512,10 +512,10 @@ QuantizeResult quantize_model(const fs::path& model, const fs::path& out,
   if (options.method == QuantizeMethod::kGptq && calibration.sequences.empty()) {
     throw Error("GPTQ needs calibration text");
   }
-  if (options.recipe.kv == KvStorage::kInt8Static && calibration.sequences.empty()) {
+  if (options.recipe.kv == KvRecipe::kInt8Static && calibration.sequences.empty()) {
     throw Error("static scales of keys and values need calibration text");
   }
-  if (options.recipe.kv != KvStorage::kUnspecified &&
+  if (options.recipe.kv != KvRecipe::kUnspecified &&
       options.file_format != QuantizedFileFormat::kCompressedTensors) {
     throw Error("only compressed-tensors says how keys and values are stored");
   }

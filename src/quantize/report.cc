@@ -88,7 +88,7 @@ ordered_json to_json(const ScaleFit& fit) {
 }
 
 ordered_json kv_json(const QuantizeReport& report) {
-  ordered_json json = {{"storage", kv_storage_name(report.options.recipe.kv)}};
+  ordered_json json = {{"storage", kv_recipe_name(report.options.recipe.kv)}};
   for (const KvLayerResult& layer : report.kv) {
     json["layers"].push_back(
         {{"layer", layer.layer}, {"keys", to_json(layer.key)}, {"values", to_json(layer.value)}});
@@ -135,8 +135,8 @@ std::string summary(const QuantizeReport& report) {
           ? "none"
           : fmt::format("{} sequences of {} tokens", report.calibration.sequences.size(),
                         report.calibration.length));
-  if (options.recipe.kv != KvStorage::kUnspecified) {
-    row("keys and values", options.recipe.kv == KvStorage::kInt8
+  if (options.recipe.kv != KvRecipe::kUnspecified) {
+    row("keys and values", options.recipe.kv == KvRecipe::kInt8
                                ? "int8, a scale for each token and head as they come"
                                : "int8, a scale for each layer's keys and one for its values");
   }

@@ -127,7 +127,7 @@ TEST(DeviceQuantizer, ScalesOfKeysAndValuesAreThoseOfTheCpu) {
     const CalibrationTokens tokens = random_tokens(100, 90, random);
     QuantizeOptions options;
     options.recipe.scheme = "keep";
-    options.recipe.kv = KvStorage::kInt8Static;
+    options.recipe.kv = KvRecipe::kInt8Static;
     options.method = QuantizeMethod::kNearest;
     const auto layers_of = [&](const char* out) {
       quantize_model(tiny(name), folder.path() / out, tokens, pool, options);
@@ -165,7 +165,7 @@ TEST(DeviceQuantizer, GoesOnWhereItWasStopped) {
   QuantizeOptions options;
   options.device = kCuda;
   options.precision = ActivationPrecision::kBF16;
-  options.recipe.kv = KvStorage::kInt8Static;
+  options.recipe.kv = KvRecipe::kInt8Static;
   const fs::path model = tiny("gemma4_e4b");
   quantize_model(model, folder.path() / "whole", tokens, pool, options);
   options.progress = [](const QuantizeProgress& progress) {

@@ -144,7 +144,7 @@ class KvScalesTest : public ::testing::Test {
     return nlohmann::json::parse(
         read_file(folder / "config.json"))["quantization_config"]["kv_cache_scheme"];
   }
-  static QuantizeOptions options_of(const char* scheme, KvStorage kv) {
+  static QuantizeOptions options_of(const char* scheme, KvRecipe kv) {
     return {
         .recipe = {.scheme = scheme, .group_size = 32, .kv = kv},
         .method = scheme == std::string("w4a16") ? QuantizeMethod::kGptq : QuantizeMethod::kNearest,
@@ -166,7 +166,7 @@ TEST_F(KvScalesTest, ScalesAreThoseOfTheFinishedModel) {
       SCOPED_TRACE(fmt::format("{} {}", name, scheme));
       fs::remove_all(out());
       const CalibrationTokens tokens = random_tokens(5, 40);
-      QuantizeOptions options = options_of(scheme, KvStorage::kInt8Static);
+      QuantizeOptions options = options_of(scheme, KvRecipe::kInt8Static);
       options.measure_outputs = random_.integer(0, 1) == 1;
       const QuantizeResult result = quantize_model(tiny(name), out(), tokens, pool_, options);
       ModelFiles files = ModelFiles::open(out());
@@ -212,7 +212,7 @@ TEST_F(KvScalesTest, ScalesThatAreFoundAsTheyComeNeedNoText) {
   for (const char* scheme : {"keep", "w8a8"}) {
     fs::remove_all(out());
     const QuantizeResult result =
-        quantize_model(tiny("gemma4_e4b"), out(), {}, pool_, options_of(scheme, KvStorage::kInt8));
+        quantize_model(tiny("gemma4_e4b"), out(), {}, pool_, options_of(scheme, KvRecipe::kInt8));
     EXPECT_TRUE(result.added.empty());
     EXPECT_EQ(scheme_of(out())["dynamic"], true);
     EXPECT_EQ(scheme_of(out())["strategy"], "token");
@@ -221,7 +221,7 @@ TEST_F(KvScalesTest, ScalesThatAreFoundAsTheyComeNeedNoText) {
   }
   const std::vector<int32_t> ids = random_tokens(1, 30).sequences[0];
   fs::remove_all(out());
-  quantize_model(tiny("gemma4_e4b"), out(), {}, pool_, options_of("keep", KvStorage::kInt8));
+  quantize_model(tiny("gemma4_e4b"), out(), {}, pool_, options_of("keep", KvRecipe::kInt8));
   ModelFiles kept = ModelFiles::open(out()), source = ModelFiles::open(tiny("gemma4_e4b"));
   EXPECT_EQ(testing::logits_of(*load_model(kept), ids),
             testing::logits_of(*load_model(source), ids));
@@ -230,7 +230,7 @@ TEST_F(KvScalesTest, ScalesThatAreFoundAsTheyComeNeedNoText) {
 // Also those that an earlier run found: they are not computed anew.
 TEST_F(KvScalesTest, FinishedScalesAreKept) {
   const CalibrationTokens tokens = random_tokens(4, 32);
-  QuantizeOptions options = options_of("w8a8", KvStorage::kInt8Static);
+  QuantizeOptions options = options_of("w8a8", KvRecipe::kInt8Static);
   quantize_model(tiny("gemma4_e4b"), folder_.path() / "whole", tokens, pool_, options);
   int64_t calls = 0;
   const int64_t stop_at = random_.integer(2, 5);
@@ -270,11 +270,11 @@ TEST_F(KvScalesTest, RefusesWhatCannotBe) {
     }
     return std::string();
   };
-  EXPECT_THAT(error_of({}, options_of("keep", KvStorage::kInt8Static)),
+  EXPECT_THAT(error_of({}, options_of("keep", KvRecipe::kInt8Static)),
               HasSubstr("need calibration text"));
-  EXPECT_THAT(error_of({}, options_of("keep", KvStorage::kUnspecified)),
+  EXPECT_THAT(error_of({}, options_of("keep", KvRecipe::kUnspecified)),
               HasSubstr("nothing to quantise"));
-  QuantizeOptions gptq = options_of("w4a16", KvStorage::kInt8);
+  QuantizeOptions gptq = options_of("w4a16", KvRecipe::kInt8);
   gptq.file_format = QuantizedFileFormat::kGptq;
   EXPECT_THAT(error_of(random_tokens(2, 8), gptq), HasSubstr("only compressed-tensors"));
   EXPECT_FALSE(fs::exists(out()));
