@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
 
 namespace braid {
 namespace {
@@ -11,7 +10,6 @@ namespace {
 constexpr uint32_t kMagnitude = 0x7fffffffu;
 constexpr float kMaxCode = 127;
 constexpr float kLeast = 0x1p-90f;
-constexpr int kScales = 64, kScalesPerOctave = 16;
 
 }  // namespace
 
@@ -70,21 +68,6 @@ ScaleFit fit_of(const Magnitudes& magnitudes, float scale) {
 
 float scale_by_range(const Magnitudes& magnitudes) {
   return magnitudes.largest() < kLeast ? 1 : magnitudes.largest() / kMaxCode;
-}
-
-float scale_of_least_error(const Magnitudes& magnitudes) {
-  const float most = scale_by_range(magnitudes);
-  float best = most;
-  double least = std::numeric_limits<double>::infinity();
-  for (int i = 0; i <= kScales; ++i) {
-    const float scale = most * std::exp2(-static_cast<float>(i) / kScalesPerOctave);
-    const double error = fit_of(magnitudes, scale).error;
-    if (error < least) {
-      least = error;
-      best = scale;
-    }
-  }
-  return best;
 }
 
 }  // namespace braid

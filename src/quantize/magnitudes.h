@@ -47,7 +47,5 @@ ScaleFit fit_of(const Magnitudes& magnitudes, float scale);
 
 // The largest number's code is 127. 1 for numbers that are all below 2^-90.
 float scale_by_range(const Magnitudes& magnitudes);
-// Of that one and 64 smaller ones, down to a sixteenth of it, the one with the least squared error.
-float scale_of_least_error(const Magnitudes& magnitudes);
 
 }  // namespace braid
