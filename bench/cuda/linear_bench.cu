@@ -15,12 +15,13 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
-#include <random>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
+#include "bench_data.cuh"
+#include "chain_timer.h"
 #include "ops/fused/gated_mlps.h"
 #include "ops/linear/cuda/few_tiles.cuh"
 #include "ops/linear/cuda/few_tokens.cuh"
@@ -36,33 +37,6 @@ using namespace braid::cuda;
 
 constexpr size_t kPoolBytes = size_t{4} << 30;
 
-__global__ void fill(uint32_t* p, int64_t n) {
-  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < n; i += gridDim.x * 256ll) {
-    uint32_t h = static_cast<uint32_t>(i) * 2654435761u ^ static_cast<uint32_t>(i >> 32);
-    h ^= h >> 16;
-    h *= 0x85ebca6b;
-    h ^= h >> 13;
-    h *= 0xc2b2ae35;
-    h ^= h >> 16;
-    // Small numbers as pairs of bfloat16: signs and mantissas vary.
-    p[i] = (h & 0x807f807fu) | 0x3c003c00u | (h >> 8 & 0x00800080u);
-  }
-}
-
-__global__ void read_all(const uint4* p, int64_t n, uint32_t* sink) {
-  uint32_t sum = 0;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  for (; i + 3 * step < n; i += 4 * step) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const uint4 v = load_streamed(reinterpret_cast<const uint8_t*>(p + i + k * step));
-      sum += v.x ^ v.y ^ v.z ^ v.w;
-    }
-  }
-  if (sum == 0x12345678) *sink = sum;
-}
-
 struct Machine {
   ThreadPool pool{{.num_threads = 1}};
   Stream stream{pool, Device{DeviceKind::kCuda, 0}};
@@ -74,42 +48,9 @@ struct Machine {
   double bf16_rate = 0;  // operations a second
 };
 
-float milliseconds(cudaStream_t stream, const std::function<void()>& body, int rounds) {
-  cudaEvent_t begin, end;
-  BRAID_CUDA_CHECK(cudaEventCreate(&begin));
-  BRAID_CUDA_CHECK(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < rounds + 1; ++i) {
-    BRAID_CUDA_CHECK(cudaEventRecord(begin, stream));
-    body();
-    BRAID_CUDA_CHECK(cudaEventRecord(end, stream));
-    BRAID_CUDA_CHECK(cudaEventSynchronize(end));
-    float ms = 0;
-    BRAID_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-    if (i > 0) times.push_back(ms);
-  }
-  BRAID_CUDA_CHECK(cudaEventDestroy(begin));
-  BRAID_CUDA_CHECK(cudaEventDestroy(end));
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
 // Microseconds of a link; link(i) queues the i-th.
 double time_chain(Machine& m, int links, const std::function<void(int)>& link) {
-  cudaStream_t stream = m.stream.cuda().handle();
-  link(0);  // whatever is set up at first use
-  BRAID_CUDA_CHECK(cudaStreamSynchronize(stream));
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  BRAID_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < links; ++i) link(i);
-  BRAID_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-  BRAID_CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
-  const float ms = milliseconds(
-      stream, [&] { BRAID_CUDA_CHECK(cudaGraphLaunch(executable, stream)); }, 7);
-  BRAID_CUDA_CHECK(cudaGraphExecDestroy(executable));
-  BRAID_CUDA_CHECK(cudaGraphDestroy(graph));
-  return 1e3 * ms / links;
+  return 1e6 * link_seconds(m.stream, links, {1, 7}, link);
 }
 
 struct Problem {
@@ -314,19 +255,9 @@ void tile_plans(Machine& m) {
 
 // Tokens of experts when each of `tokens` picks `picks` different ones at random; experts touched.
 int route(Machine& m, int64_t tokens, int picks, int64_t experts) {
-  std::mt19937 engine(7);
-  std::vector<int32_t> counts(static_cast<size_t>(experts)), order(counts.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-  for (int64_t t = 0; t < tokens; ++t) {
-    std::shuffle(order.begin(), order.end(), engine);
-    for (int i = 0; i < picks; ++i) ++counts[static_cast<size_t>(order[i])];
-  }
-  std::vector<int32_t> offsets(1, 0);
+  const std::vector<int32_t> offsets = random_offsets(tokens, picks, experts);
   int touched = 0;
-  for (const int32_t count : counts) {
-    offsets.push_back(offsets.back() + count);
-    touched += count > 0 ? 1 : 0;
-  }
+  for (size_t e = 1; e < offsets.size(); ++e) touched += offsets[e] > offsets[e - 1] ? 1 : 0;
   copy_to_device(m.offsets.data(), offsets.data(), offsets.size() * 4, 0);
   return touched;
 }
@@ -566,19 +497,8 @@ void library_choices(Machine& m) {
 }
 
 void measure_ceilings(Machine& m) {
-  cudaStream_t stream = m.stream.cuda().handle();
-  float best = 1e30f;
-  for (int i = 0; i < 3; ++i) {
-    best = std::min(best, milliseconds(
-                              stream,
-                              [&] {
-                                read_all<<<264, 512, 0, stream>>>(
-                                    reinterpret_cast<const uint4*>(m.weights.data()),
-                                    kPoolBytes / 16, reinterpret_cast<uint32_t*>(m.y.data()));
-                              },
-                              5));
-  }
-  m.read_rate = kPoolBytes / (best * 1e-3);
+  m.read_rate = measure_read_rate(m.stream, m.weights.data(), kPoolBytes,
+                                  reinterpret_cast<uint32_t*>(m.y.data()));
   const Problem p{FormatId::kBF16, 0, 8192, 8192, 8192};
   const double us = time_chain(m, 4, [&](int i) { run_link(m, p, i); });
   m.bf16_rate = 2 * 8192.0 * 8192 * 8192 / (us * 1e-6);
@@ -591,9 +511,10 @@ void measure_ceilings(Machine& m) {
 int main(int argc, char** argv) {
   Machine m;
   cudaStream_t stream = m.stream.cuda().handle();
-  fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(m.weights.data()), kPoolBytes / 4);
-  fill<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(m.x.data()),
-                                 static_cast<int64_t>(m.x.size_bytes() / 4));
+  fill_small<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(m.weights.data()),
+                                       kPoolBytes / 4);
+  fill_small<<<1024, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(m.x.data()),
+                                       static_cast<int64_t>(m.x.size_bytes() / 4));
   measure_ceilings(m);
   std::vector<std::string> parts;
   for (int i = 1; i < argc; ++i) {

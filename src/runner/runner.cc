@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/linear/cuda/product_paths.h"
 #include "ops/logits/feed_tokens.h"
 #include "ops/logits/scan_logits.h"
 #include "tensor/cuda/stream_state.h"
@@ -88,6 +89,7 @@ Runner::Runner(const Model& model, CachePool& pool, Stream& stream, const Runner
     layer_kv_.push_back({layer_kv(model, pool, layer), {}});
     layer_recurrent_.push_back({pool.layer_recurrent(layer), {}});
   }
+  if (!stream_.is_cpu()) cuda::product_table(stream_);  // a bad file is refused here
 }
 
 StepResult Runner::run(const StepPlan& plan, const RunOptions& options) {

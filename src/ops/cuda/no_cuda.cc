@@ -2,6 +2,7 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/token_ops.h"
 #include "ops/fused/cuda/token_inputs.h"
+#include "ops/linear/cuda/product_paths.h"
 
 namespace braid::cuda {
 namespace {
@@ -145,6 +146,10 @@ std::optional<LinearInput> attend_heads(Stream&, Workspace&, const AttendHeadsCa
 std::optional<LinearInput> attend_prompts(Stream&, Workspace&, const AttendHeadsCall&) { refuse(); }
 bool gated_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
 bool int8_mlps(Stream&, Workspace&, std::span<const GatedMlpCall>) { refuse(); }
+const ProductTable* product_table(Stream&) { refuse(); }
+Products products_of(const Weight&, const LinearInput&) { refuse(); }
+PathSet possible_paths(Stream&, const Products&) { refuse(); }
+ProductPath gated_path(Stream&, const GatedMlpCall&, bool) { refuse(); }
 bool wide_gated_mlp(Stream&, Workspace&, const GatedMlpCall&) { refuse(); }
 LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, const InputRounding&) {
   refuse();

@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/linear/cuda/products.h"
+#include "ops/linear/cuda/product_paths.h"
 #include "tensor/cuda/stream_state.h"
 #include "tensor/profiler.h"
 
@@ -29,8 +29,11 @@ void check_call(const GatedMlpCall& call) {
 // Whether results may be bfloat16.
 bool can_round(Stream& stream, std::span<const GatedMlpCall> calls) {
   const GatedMlpCall& last = calls.back();
-  return last.groups != nullptr && !stream.cuda().deterministic() &&
-         last.out.dim(0) > cuda::kFewTokensPerExpert * last.gate->shape.dim(0);
+  if (last.groups == nullptr || stream.cuda().deterministic()) return false;
+  if (last.x->token_codes.rank() == 2) {
+    return last.out.dim(0) > cuda::kFewTokensPerExpert * last.gate->shape.dim(0);
+  }
+  return cuda::gated_path(stream, last, false) == cuda::ProductPath::kWide;
 }
 
 // How many experts got tokens is not known here.

@@ -4,9 +4,11 @@
 #include <numeric>
 #include <optional>
 
+#include "ops/linear/cuda/product_choice.h"
 #include "ops/linear/random_weight.h"
 #include "ops/op_test.h"
 #include "quant/cuda/pack_tiles.h"
+#include "quant/device_tiles.h"
 #include "reference/elementwise.h"
 #include "reference/linear.h"
 #include "tensor/cuda/stream_state.h"
@@ -22,6 +24,8 @@ struct Sizes {
   bool joined = true;                 // gate and up of the experts in one tensor
   FormatId format = FormatId::kBF16;  // on the device in tiles, where it has them
   bool rounds = false;                // results of experts
+  // By force, of experts.
+  std::optional<cuda::ProductPath> path = std::nullopt;
 };
 
 // One gated block in double, with a bound of the error of each output: sums of floats in any order,
@@ -142,6 +146,19 @@ class GatedMlpsTest : public OpTest {
       const Weight* up = s.joined ? &none : make({s.experts, s.expert_width, s.hidden});
       const Weight* down = make({s.experts, s.hidden, s.expert_width});
       calls.push_back({activation, gate, up, down, &expert_input, &groups, expert_out.view()});
+    }
+    cuda::ProductTable table("any", 1, 0);
+    std::optional<cuda::ProductTableScope> by_force;
+    if (s.path) {
+      table.add({.kind = cuda::ProductKind::kGatedExperts,
+                 .format = s.format,
+                 .tiles = in_tiles(*there.back().format),
+                 .experts = s.experts,
+                 .rows = s.expert_width,
+                 .cols = s.hidden,
+                 .tokens = s.tokens * s.top_k},
+                {*s.path});
+      by_force.emplace(table);
     }
     const Tensor rounded(DType::kBF16, expert_out.view().shape(), device);
     std::fill_n(static_cast<uint16_t*>(rounded.view().raw()), rounded.view().num_elements(),
@@ -277,6 +294,34 @@ TEST_P(GatedMlpsTest, TilesMatchReference) {
              .format = format});
       if (HasFatalFailure()) return;
     }
+  }
+}
+
+// Beyond the tokens for which constants choose a pass over the weights, and below those of tiles.
+TEST_P(GatedMlpsTest, PathsByForceMatchReference) {
+  for (const FormatId format : {FormatId::kBF16, FormatId::kW4G128, FormatId::kW8C}) {
+    const Sizes stream_of_more{.tokens = random.integer(41, 79),
+                               .hidden = random.pick<int64_t>({128, 256, 640}),
+                               .expert_width = random.pick<int64_t>({128, 256}),
+                               .experts = 10,
+                               .top_k = 2,
+                               .joined = random.integer(0, 1) == 1,
+                               .format = format,
+                               .path = cuda::ProductPath::kStream};
+    if (format == FormatId::kBF16 || on_cuda()) check(stream_of_more);
+    if (HasFatalFailure()) return;
+  }
+  for (const int64_t tokens : {1, 8, 33}) {
+    check({.tokens = tokens,
+           .hidden = random.pick<int64_t>({64, 192, 320}),
+           .dense_width = 0,
+           .expert_width = random.pick<int64_t>({64, 192}),
+           .experts = random.pick<int64_t>({12, 20, 130}),
+           .top_k = random.integer(1, 3),
+           .joined = random.integer(0, 1) == 1,
+           .rounds = true,
+           .path = cuda::ProductPath::kWide});
+    if (HasFatalFailure()) return;
   }
 }
 

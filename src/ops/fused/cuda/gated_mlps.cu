@@ -2,6 +2,7 @@
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/fused/cuda/packed_rows.cuh"
+#include "ops/linear/cuda/product_paths.h"
 #include "ops/linear/cuda/weight_stream.h"
 
 namespace braid::cuda {
@@ -13,20 +14,17 @@ int experts_of(const GatedMlpCall& call) {
   return call.groups == nullptr ? 0 : static_cast<int>(call.gate->shape.dim(0));
 }
 
-bool fits(Stream& stream, const GatedMlpCall& call) {
+bool fits(Stream& stream, const GatedMlpCall& call, bool beside) {
   const int width = static_cast<int>(call.down->cols());
-  const int experts = experts_of(call);
   const auto streams = [&](const Weight& w) {
     if (w.empty()) return true;
     Products products = products_of(w, *call.x);
     if (&w == call.down) products.packed_stride = width;  // of inputs yet to come
     return w.format == call.gate->format && can_stream(stream, products);
   };
-  const int64_t rows = call.out.dim(0);
   return call.x->packed.rank() == 2 && width % kWidthMultiple == 0 &&
          width <= kMostCountedColumns && streams(*call.gate) && streams(*call.up) &&
-         streams(*call.down) &&
-         rows <= (experts > 0 ? kFewTokensPerExpert * experts : kMostStreamTokens);
+         streams(*call.down) && gated_path(stream, call, beside) == ProductPath::kStream;
 }
 
 }  // namespace
@@ -35,7 +33,8 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
   if (stream.cuda().deterministic()) return false;
   StreamPlan plan = stream_plan(products_of(*calls[0].gate, *calls[0].x));
   for (const GatedMlpCall& call : calls) {
-    if (!fits(stream, call) || call.gate->format != calls[0].gate->format) return false;
+    const bool beside = calls.size() > 1 && call.groups == nullptr;
+    if (!fits(stream, call, beside) || call.gate->format != calls[0].gate->format) return false;
     const int rows = static_cast<int>(call.out.dim(0)), experts = experts_of(call);
     if (experts > 0) {
       plan.pairs = rows;

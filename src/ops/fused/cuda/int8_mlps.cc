@@ -3,23 +3,22 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/fused/cuda/token_inputs.h"
 #include "ops/linear/cuda/int8_products.h"
+#include "ops/linear/cuda/product_paths.h"
 #include "tensor/cuda/stream_state.h"
 
 namespace braid::cuda {
 namespace {
 
-// A dense block that is wider is faster with gate and up as products of their own.
-constexpr int64_t kMostDenseWidth = 2048;
 constexpr int64_t kWidthMultiple = 32;
 
-bool fits(Stream& stream, const GatedMlpCall& call) {
+bool fits(Stream& stream, const GatedMlpCall& call, bool beside) {
   const int64_t width = call.down->cols();
   const auto reads = [&](const Weight& w) { return w.empty() || reads_token_codes(w, *call.x); };
   const bool rounds = call.out.dtype() == DType::kBF16;
   return (!rounds || (call.down->rows() % 16 == 0 && call.out.row_stride() % 4 == 0)) &&
          reads(*call.gate) && reads(*call.up) && reads(*call.down) && width % kWidthMultiple == 0 &&
-         width <= kMostTokenCodes && (call.groups != nullptr || width <= kMostDenseWidth) &&
-         has_int8_products(stream);
+         width <= kMostTokenCodes && has_int8_products(stream) &&
+         gated_path(stream, call, beside) == ProductPath::kTiles;
 }
 
 void run(Stream& stream, Workspace& workspace, const GatedMlpCall& call) {
@@ -53,7 +52,9 @@ void run(Stream& stream, Workspace& workspace, const GatedMlpCall& call) {
 }  // namespace
 
 bool int8_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls) {
-  const auto fit = [&](const GatedMlpCall& call) { return fits(stream, call); };
+  const auto fit = [&](const GatedMlpCall& call) {
+    return fits(stream, call, call.groups == nullptr && calls.size() > 1);
+  };
   if (!std::all_of(calls.begin(), calls.end(), fit)) return false;
   for (const GatedMlpCall& call : calls) run(stream, workspace, call);
   stream.cuda().finish_op("gated_mlps");

@@ -92,10 +92,6 @@ bool few_tokens_can(const Products& products) {
   return products.cols % 8 == 0 && reinterpret_cast<uintptr_t>(products.weights) % 16 == 0;
 }
 
-int most_few_tokens(const Products& products) {
-  return products.format == FormatId::kBF16 ? 8 : products.tiles ? 64 : 32;
-}
-
 void few_tokens_products(Stream& stream, const Products& products) {
   if (products.tiles) {
     with_tile_format(products.format, [&](auto format) {

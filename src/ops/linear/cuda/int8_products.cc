@@ -1,6 +1,8 @@
 #include "ops/linear/cuda/int8_products.h"
 
+#include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/linear/cuda/product_paths.h"
 #include "quant/device_tiles.h"
 
 namespace braid::cuda {
@@ -24,6 +26,13 @@ Int8Products int8_products_of(const Weight& w, const LinearInput& x) {
           .codes_stride = x.token_packed.row_stride(),
           .scales = x.token_scales.data<float>(),
           .tokens = static_cast<int>(x.x.dim(0))};
+}
+
+void int8_products(Stream& stream, const Int8Products& products) {
+  BRAID_CHECK(
+      products.codes_stride % 32 == 0 && reinterpret_cast<uintptr_t>(products.codes) % 16 == 0,
+      "rows of {} codes", products.codes_stride);
+  run_path(stream, products, choose(stream, products));
 }
 
 }  // namespace braid::cuda

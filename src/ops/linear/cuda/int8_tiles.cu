@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "ops/linear/cuda/int8_products.h"
-#include "ops/linear/cuda/int8_stream.h"
+#include "ops/linear/cuda/int8_tiles.h"
 #include "ops/linear/cuda/sum_before.cuh"
 #include "ops/linear/cuda/tiles.cuh"
 #include "ops/linear/cuda/turned_rows.cuh"
@@ -435,20 +434,20 @@ bool has_int8_products(Stream& stream) {
   return found;
 }
 
-void int8_products(Stream& stream, const Int8Products& p) {
-  BRAID_CHECK(p.codes_stride % 32 == 0 && reinterpret_cast<uintptr_t>(p.codes) % 16 == 0,
-              "rows of {} codes", p.codes_stride);
-  if (streams_codes(p)) return stream_code_products(stream, p);
+void int8_tiles_products(Stream& stream, const Int8Products& p, int tile_tokens) {
   BRAID_CHECK(p.experts <= kMostExperts, "{} experts", p.experts);
   BRAID_CHECK(p.rounded == nullptr || (p.rows % 16 == 0 && p.y_stride % 4 == 0 &&
                                        reinterpret_cast<uintptr_t>(p.rounded) % 8 == 0),
               "{} rounded rows", p.rows);
-  const int most = p.experts > 0 ? p.tokens / p.experts : p.tokens;
+  if (tile_tokens == 0) {
+    const int most = p.experts > 0 ? p.tokens / p.experts : p.tokens;
+    tile_tokens = most <= 64 ? 64 : most <= 128 ? 128 : 256;
+  }
   const auto run = [&](auto output) {
     constexpr Output kOutput = decltype(output)::value;
-    if (most <= 64) return launch_tiles<64, kOutput>(stream, p);
+    if (tile_tokens == 64) return launch_tiles<64, kOutput>(stream, p);
     if constexpr (kOutput == Output::kPlain) {
-      if (most > 128 && p.experts == 0) return launch_tiles<256, kOutput>(stream, p);
+      if (tile_tokens == 256 && p.experts == 0) return launch_tiles<256, kOutput>(stream, p);
     }
     launch_tiles<128, kOutput>(stream, p);
   };

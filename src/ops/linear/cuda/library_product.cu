@@ -7,7 +7,7 @@
 
 #include "ops/cuda/alignment.h"
 #include "ops/cuda/launch.cuh"
-#include "ops/linear/cuda/products.h"
+#include "ops/linear/cuda/library_product.h"
 
 namespace braid::cuda {
 namespace {
@@ -15,6 +15,9 @@ namespace {
 // Of the library workspace, for weights that must be expanded first: small enough to stay in the
 // second-level cache until the product has read them.
 constexpr size_t kExpandedBytes = size_t{16} << 20;
+
+// Of the library for a shape.
+constexpr int kMostCandidates = 8;
 
 // y (column-major [rows, tokens]) = w (column-major [cols, rows], transposed) · x ([cols, tokens]).
 struct Shape {
@@ -24,20 +27,22 @@ struct Shape {
   int64_t x_stride, y_stride;
   uint32_t w_alignment, x_alignment, y_alignment;
   size_t workspace;
+  int rank;  // of the library's candidates
 
   bool operator<(const Shape& other) const { return key() < other.key(); }
 
  private:
-  std::tuple<int, bool, int, int, int, int64_t, int64_t, uint32_t, uint32_t, uint32_t, size_t> key()
-      const {
-    return {device,   bfloat16,    rows,        cols,        tokens,   x_stride,
-            y_stride, w_alignment, x_alignment, y_alignment, workspace};
+  std::tuple<int, bool, int, int, int, int64_t, int64_t, uint32_t, uint32_t, uint32_t, size_t, int>
+  key() const {
+    return {device,   bfloat16,    rows,        cols,        tokens,    x_stride,
+            y_stride, w_alignment, x_alignment, y_alignment, workspace, rank};
   }
 };
 
 // What the library chose for a shape. Its handles are small and stay for good.
 struct Choice {
   bool usable = false;
+  int candidates = 0;  // up to the rank that was asked for
   cublasLtMatmulDesc_t product{};
   cublasLtMatrixLayout_t w{}, x{}, y{};
   cublasLtMatmulAlgo_t algorithm{};
@@ -69,13 +74,18 @@ Choice choose(cublasLtHandle_t library, const Shape& shape) {
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape.x_alignment);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape.y_alignment);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape.y_alignment);
-  cublasLtMatmulHeuristicResult_t found{};
+  cublasLtMatmulHeuristicResult_t found[kMostCandidates]{};
   int count = 0;
   if (good && cublasLtMatmulAlgoGetHeuristic(library, choice.product, choice.w, choice.x, choice.y,
-                                             choice.y, preference, 1, &found,
+                                             choice.y, preference,
+                                             std::min(shape.rank + 1, kMostCandidates), found,
                                              &count) == CUBLAS_STATUS_SUCCESS) {
-    choice.usable = count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
-    choice.algorithm = found.algo;
+    for (int i = 0; i < count; ++i) {
+      if (found[i].state != CUBLAS_STATUS_SUCCESS) continue;
+      ++choice.candidates;
+      choice.algorithm = found[i].algo;  // the last one is that of the rank, if there are so many
+    }
+    choice.usable = choice.candidates > 0;
   }
   if (preference != nullptr) cublasLtMatmulPreferenceDestroy(preference);
   return choice;
@@ -90,51 +100,82 @@ const Choice& cached_choice(cublasLtHandle_t library, const Shape& shape) {
   return choices.emplace(shape, choose(library, shape)).first->second;
 }
 
+// How the library gets at a product's weights and inputs.
+struct Plan {
+  bool bfloat16 = false;
+  bool direct = false;  // the weights are in its format
+  int piece = 0;        // rows that are expanded at a time, or all of them; 0: it cannot
+  std::span<std::byte> expanded, workspace;
+};
+
+Plan plan_of(StreamState& state, const Products& p) {
+  Plan plan{.bfloat16 = p.packed != nullptr && p.format != FormatId::kF32};
+  // Exact products of rounded inputs are for the caller's own kernel.
+  if (!plan.bfloat16 && p.packed != nullptr) return plan;
+  plan.direct = p.format == (plan.bfloat16 ? FormatId::kBF16 : FormatId::kF32);
+  if (!plan.direct && p.cols % kPackedColumns % 32 != 0) return plan;
+  const std::span<std::byte> memory = state.library_workspace();
+  plan.expanded = memory.first(kExpandedBytes);
+  plan.workspace = memory.subspan(kExpandedBytes);
+  const int64_t row_bytes = int64_t{p.cols} * (plan.bfloat16 ? 2 : 4);
+  plan.piece = plan.direct
+                   ? p.rows
+                   : static_cast<int>(std::min<int64_t>(
+                         p.rows, static_cast<int64_t>(kExpandedBytes) / row_bytes / 128 * 128));
+  return plan;
+}
+
+// The choice for rows [first, first + count).
+const Choice& choice_of(StreamState& state, const Products& p, const Plan& plan, int first,
+                        int count, int rank) {
+  const void* const x = plan.bfloat16 ? static_cast<const void*>(p.packed) : p.x;
+  const void* const w = plan.direct ? p.weights + first * p.row_bytes
+                                    : reinterpret_cast<const uint8_t*>(plan.expanded.data());
+  return cached_choice(static_cast<cublasLtHandle_t>(state.matrix_library()),
+                       {state.device(), plan.bfloat16, count, p.cols, p.tokens,
+                        plan.bfloat16 ? p.packed_stride : p.x_stride, p.y_stride, alignment_of(w),
+                        alignment_of(x), alignment_of(p.y + first), plan.workspace.size(), rank});
+}
+
 }  // namespace
 
-bool library_products(Stream& stream, const Products& p) {
+int library_candidates(Stream& stream, const Products& p, int most) {
+  const Plan plan = plan_of(stream.cuda(), p);
+  if (plan.piece == 0) return 0;
+  return choice_of(stream.cuda(), p, plan, 0, plan.piece, most - 1).candidates;
+}
+
+bool library_products(Stream& stream, const Products& products) {
+  return library_products_by(stream, products, 0);
+}
+
+bool library_products_by(Stream& stream, const Products& p, int rank) {
   StreamState& state = stream.cuda();
   const auto library = static_cast<cublasLtHandle_t>(state.matrix_library());
-  const bool bfloat16 = p.packed != nullptr && p.format != FormatId::kF32;
-  // Exact products of rounded inputs are for the caller's own kernel.
-  if (!bfloat16 && p.packed != nullptr) return false;
-  const bool direct = p.format == (bfloat16 ? FormatId::kBF16 : FormatId::kF32);
-  if (!direct && p.cols % kPackedColumns % 32 != 0) return false;
-
-  const std::span<std::byte> memory = state.library_workspace();
-  std::byte* const expanded = memory.data();
-  std::byte* const workspace = memory.data() + kExpandedBytes;
-  const size_t workspace_bytes = memory.size() - kExpandedBytes;
-  const int64_t row_bytes = int64_t{p.cols} * (bfloat16 ? 2 : 4);
-  const int piece =
-      direct ? p.rows
-             : static_cast<int>(std::min<int64_t>(
-                   p.rows, static_cast<int64_t>(kExpandedBytes) / row_bytes / 128 * 128));
-  if (piece == 0) return false;
-
-  const void* const x = bfloat16 ? static_cast<const void*>(p.packed) : p.x;
-  for (int first = 0; first < p.rows; first += piece) {
-    const int count = std::min(piece, p.rows - first);
-    const void* const w =
-        direct ? p.weights + first * p.row_bytes : reinterpret_cast<const uint8_t*>(expanded);
-    float* const y = p.y + first;
-    const Shape shape{state.device(),  bfloat16,        count,
-                      p.cols,          p.tokens,        bfloat16 ? p.packed_stride : p.x_stride,
-                      p.y_stride,      alignment_of(w), alignment_of(x),
-                      alignment_of(y), workspace_bytes};
-    const Choice& choice = cached_choice(library, shape);
+  const Plan plan = plan_of(state, p);
+  if (plan.piece == 0) return false;
+  const void* const x = plan.bfloat16 ? static_cast<const void*>(p.packed) : p.x;
+  for (int first = 0; first < p.rows; first += plan.piece) {
+    const int count = std::min(plan.piece, p.rows - first);
+    const Choice& choice = choice_of(state, p, plan, first, count, rank);
     if (!choice.usable) {
       BRAID_CHECK(first == 0, "the matrix library refuses a part of a product that it took");
       return false;
     }
-    if (!direct && bfloat16)
-      expand_rows(stream, p, first, count, reinterpret_cast<uint16_t*>(expanded));
-    if (!direct && !bfloat16)
-      expand_rows(stream, p, first, count, reinterpret_cast<float*>(expanded));
+    const void* w = p.weights + first * p.row_bytes;
+    if (!plan.direct) {
+      w = plan.expanded.data();
+      if (plan.bfloat16) {
+        expand_rows(stream, p, first, count, reinterpret_cast<uint16_t*>(plan.expanded.data()));
+      } else {
+        expand_rows(stream, p, first, count, reinterpret_cast<float*>(plan.expanded.data()));
+      }
+    }
     const float one = 1, zero = 0;
-    const cublasStatus_t status =
-        cublasLtMatmul(library, choice.product, &one, w, choice.w, x, choice.x, &zero, y, choice.y,
-                       y, choice.y, &choice.algorithm, workspace, workspace_bytes, state.handle());
+    float* const y = p.y + first;
+    const cublasStatus_t status = cublasLtMatmul(
+        library, choice.product, &one, w, choice.w, x, choice.x, &zero, y, choice.y, y, choice.y,
+        &choice.algorithm, plan.workspace.data(), plan.workspace.size(), state.handle());
     if (status != CUBLAS_STATUS_SUCCESS) {
       call_failed(__FILE__, __LINE__, "cublasLtMatmul", cublasLtGetStatusString(status));
     }

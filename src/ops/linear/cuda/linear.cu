@@ -3,18 +3,14 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/fused/cuda/token_inputs.h"
-#include "ops/linear/cuda/few_rows.h"
 #include "ops/linear/cuda/int8_products.h"
+#include "ops/linear/cuda/product_paths.h"
 #include "ops/linear/cuda/products.h"
 #include "ops/linear/cuda/tensor_core.cuh"
-#include "ops/linear/cuda/weight_stream.h"
 #include "quant/device_tiles.h"
 
 namespace braid::cuda {
 namespace {
-
-// Up to this many tokens exact_products() reads weights about once.
-constexpr int kFewExactTokens = 64;
 
 // Rounds to bfloat16; eight columns a thread.
 __global__ void round_inputs(Rows<const float> x, int cols, Rows<uint16_t> packed,
@@ -97,72 +93,34 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
   return input;
 }
 
-namespace {
-
-// Each token's sums in the order they would have alone.
-void alike_products(Stream& stream, const Products& products) {
-  if (products.packed == nullptr || !can_stream(stream, products)) {
-    return exact_products(stream, products);
-  }
-  stream_products(stream, products);
-}
-
-}  // namespace
-
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
   if (reads_token_codes(w, x)) {
     Int8Products products = int8_products_of(w, x);
     products.y = y.data<float>();
     products.y_stride = y.row_stride();
     int8_products(stream, products);
-    return stream.cuda().finish_op("linear");
-  }
-  const Products products = make_products(w, x, y);
-  const bool exact = products.packed == nullptr || products.format == FormatId::kF32;
-  if (stream.cuda().deterministic()) {
-    alike_products(stream, products);
-    return stream.cuda().finish_op("linear");
-  }
-  const bool streams = !exact && few_tokens_can(products);
-  const int most = products.tiles ? most_few_tokens(products) : kMostStreamTokens;
-  if (few_rows_can(products)) {
-    few_rows_products(stream, products);
-  } else if (!exact && products.tokens <= most && can_stream(stream, products)) {
-    stream_products(stream, products);
-  } else if (streams && products.tokens <= most_few_tokens(products)) {
-    few_tokens_products(stream, products);
-  } else if ((!streams && products.tokens <= kFewExactTokens) ||
-             !library_products(stream, products)) {
-    exact_products(stream, products);
+  } else {
+    const Products products = make_products(w, x, y);
+    run_path(stream, products, choose(stream, products));
   }
   stream.cuda().finish_op("linear");
 }
 
 void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& offsets,
                     const TensorView& y) {
+  const int experts = static_cast<int>(w.shape.dim(0));
   if (reads_token_codes(w, x)) {
     Int8Products products = int8_products_of(w, x);
     products.y = y.data<float>();
     products.y_stride = y.row_stride();
-    products.experts = static_cast<int>(w.shape.dim(0));
+    products.experts = experts;
     products.offsets = on_device(stream.cuda(), offsets);
     int8_products(stream, products);
-    return stream.cuda().finish_op("grouped_linear");
-  }
-  Products products = make_products(w, x, y);
-  products.experts = static_cast<int>(w.shape.dim(0));
-  products.offsets = on_device(stream.cuda(), offsets);
-  if (stream.cuda().deterministic()) {
-    alike_products(stream, products);
-  } else if (products.packed == nullptr || !few_tokens_can(products)) {
-    exact_products(stream, products);
-  } else if (products.tokens <= kFewTokensPerExpert * products.experts &&
-             can_stream(stream, products)) {
-    stream_products(stream, products);
-  } else if (products.tokens <= kFewTokensPerExpert * products.experts) {
-    few_tokens_products(stream, products);
   } else {
-    grouped_tiles_products(stream, products);
+    Products products = make_products(w, x, y);
+    products.experts = experts;
+    products.offsets = on_device(stream.cuda(), offsets);
+    run_path(stream, products, choose(stream, products));
   }
   stream.cuda().finish_op("grouped_linear");
 }

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "ops/cuda/tensor_map.h"
+#include "ops/linear/cuda/row_warps.h"
 #include "ops/linear/cuda/stream_rows.cuh"
 #include "ops/linear/cuda/weight_stream.h"
 #include "quant/tile_layout.h"
@@ -141,12 +142,24 @@ void stream_weights(Stream& stream, StreamPlan& plan) {
   }
 }
 
+bool row_warps_can(const Products& products, int row_warps) {
+  if (products.experts > 0) return false;
+  if (products.tiles) return row_warps == 1 || row_warps == 2 || row_warps == 4;
+  return (row_warps == 2 || row_warps == 4 || row_warps == kSetWarps) &&
+         products.cols % (kSetWarps / row_warps * RowSource::kPieceColumns) == 0;
+}
+
 void stream_products(Stream& stream, const Products& products) {
   const bool routed = products.experts > 0;
   // The order of a token's sums does not depend on how many there are.
   const int rows = products.rows * std::max(products.experts, 1);
-  const int row_warps =
-      routed && products.tiles ? 4 : stream_row_warps(stream, products, rows, false);
+  stream_products_by(
+      stream, products,
+      routed && products.tiles ? 4 : stream_row_warps(stream, products, rows, false));
+}
+
+void stream_products_by(Stream& stream, const Products& products, int row_warps) {
+  const bool routed = products.experts > 0;
   const int at_once = routed           ? products.tokens
                       : products.tiles ? kMostTileTokens
                                        : kMostStreamTokens;
