@@ -80,7 +80,11 @@ TEST(SpeculationGovernor, BeginsWithPlainStepsThenTriesTheFullLength) {
   EXPECT_FALSE(governor.take_report());
 }
 
+// By luck a trial misleads, and drafts then rest for long: a run may bring a quarter of what there
+// is to gain. The average of all runs is 0.82 to 0.93 of it in these worlds, and a run's standard
+// deviation at most 0.1, so that 0.6 is nine standard errors away.
 TEST(SpeculationGovernor, ComesNearTheBestLength) {
+  constexpr int kRuns = 20;
   testing::FreshRandom random;
   for (const World& world : {World{.right = 0.9}, World{.right = 0.6, .noise = 0},
                              World{.verify = 0.02, .draft = 0.01, .right = 0.7},
@@ -88,11 +92,15 @@ TEST(SpeculationGovernor, ComesNearTheBestLength) {
                              World{.draft = 0.05, .fixed = 0.3, .right = 0.85}}) {
     double best = 1;
     for (int64_t k = 1; k <= 6; ++k) best = std::max(best, world.gain(1, k));
-    SpeculationGovernor governor(6);
-    const Outcome outcome = run(governor, world, 10000, random);
-    const double gain = outcome.plain_seconds / outcome.seconds;
-    EXPECT_GT(gain - 1, 0.33 * (best - 1)) << "best " << best;
-    EXPECT_NEAR(governor.plain_seconds() / governor.actual_seconds(), gain, 0.15 * gain);
+    double mean = 0;  // share of what there is to gain
+    for (int i = 0; i < kRuns; ++i) {
+      SpeculationGovernor governor(6);
+      const Outcome outcome = run(governor, world, 10000, random);
+      const double gain = outcome.plain_seconds / outcome.seconds;
+      EXPECT_NEAR(governor.plain_seconds() / governor.actual_seconds(), gain, 0.15 * gain);
+      mean += (gain - 1) / (best - 1) / kRuns;
+    }
+    EXPECT_GT(mean, 0.6) << "best " << best;
   }
 }
 
@@ -113,36 +121,50 @@ TEST(SpeculationGovernor, LosesAtMostAFewPercentOnDraftsThatDoNotPay) {
   }
 }
 
+// On average 2.24 times as fast, with a standard deviation of 0.11 a run: 1.7 is fifteen standard
+// errors below.
 TEST(SpeculationGovernor, TurnsOnAgainWhenTheTextChanges) {
+  constexpr int kRuns = 10;
   testing::FreshRandom random;
-  SpeculationGovernor governor(3);
-  World world{.right = 0.02};
-  run(governor, world, 2000, random);
-  EXPECT_TRUE(governor.take_report());
-  world.right = 0.95;
-  const Outcome outcome = run(governor, world, 6000, random);
-  EXPECT_GT(outcome.plain_seconds, 1.5 * outcome.seconds);
-  // And off: what was saved may not be lost again.
-  world.right = 0;
-  const Outcome off = run(governor, world, 3000, random);
-  EXPECT_LT(off.seconds, 1.05 * off.plain_seconds);
-  EXPECT_FALSE(governor.take_report());
+  double gain = 0;
+  for (int i = 0; i < kRuns; ++i) {
+    SpeculationGovernor governor(3);
+    World world{.right = 0.02};
+    run(governor, world, 2000, random);
+    EXPECT_TRUE(governor.take_report());
+    world.right = 0.95;
+    const Outcome outcome = run(governor, world, 6000, random);
+    gain += outcome.plain_seconds / outcome.seconds / kRuns;
+    // And off: what was saved may not be lost again.
+    world.right = 0;
+    const Outcome off = run(governor, world, 3000, random);
+    EXPECT_LT(off.seconds, 1.05 * off.plain_seconds);
+    EXPECT_FALSE(governor.take_report());
+  }
+  EXPECT_GT(gain, 1.7);
 }
 
-// Drafts pay for one sequence but not for many; each number of sequences is judged by itself.
+// Drafts pay for one sequence but not for many; each number of sequences is judged by itself. One
+// is 1.81 times as fast on average, with a standard deviation of 0.07: 1.6 is ten standard errors
+// below.
 TEST(SpeculationGovernor, KnowsTheNumberOfSequences) {
+  constexpr int kRuns = 4, kRounds = 4;
   testing::FreshRandom random;
-  SpeculationGovernor governor(3);
   const World world{.verify = 0.1, .draft = 0.1, .right = 0.8};
   ASSERT_GT(world.gain(1, 3), 1.5);
   ASSERT_LT(world.gain(16, 1), 1);
-  for (int round = 0; round < 4; ++round) {
-    const Outcome one = run(governor, world, 1000, random, 1);
-    const Outcome many = run(governor, world, 32000, random, 16);
-    if (round == 0) continue;
-    EXPECT_GT(one.plain_seconds, 1.4 * one.seconds);
-    EXPECT_LT(many.seconds, 1.05 * many.plain_seconds);
+  double gain = 0;
+  for (int i = 0; i < kRuns; ++i) {
+    SpeculationGovernor governor(3);
+    for (int round = 0; round < kRounds; ++round) {
+      const Outcome one = run(governor, world, 1000, random, 1);
+      const Outcome many = run(governor, world, 32000, random, 16);
+      if (round == 0) continue;
+      gain += one.plain_seconds / one.seconds / (kRuns * (kRounds - 1));
+      EXPECT_LT(many.seconds, 1.05 * many.plain_seconds);
+    }
   }
+  EXPECT_GT(gain, 1.6);
 }
 
 TEST(SpeculationGovernor, IsAFunctionOfItsInputs) {
