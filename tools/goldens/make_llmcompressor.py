@@ -36,7 +36,7 @@ CONFIG = gemma_variants.gemma3(
     query_pre_attn_scalar=16, sliding_window_pattern=2,
 )
 SCHEMES = {"gemma3_llmcompressor_w4a16": "W4A16", "gemma3_llmcompressor_w8a8": "W8A8", "gemma3_llmcompressor_kv": "W8A8"}
-KV = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor", "dynamic": False, "observer": "minmax"}
+KV = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor", "dynamic": False, "observer": "static_minmax"}
 # Of a code from the middle between two: some times what float32 leaves open, 127 · 2^-24 · sqrt(128) for a dot product.
 LEAST_MARGIN = 1e-4
 SEQUENCES, LENGTH = 32, 64
@@ -121,6 +121,7 @@ def make_variant(name, root, seed):
         source, written = pathlib.Path(scratch) / "source", pathlib.Path(scratch) / "written"
         gemma_variants.write_checkpoint(model, variant, source)
         tokenizer().save_pretrained(source)
+        torch.manual_seed(seed + number)  # the samples' order
         oneshot(
             model=str(source), dataset=calibration(generator), max_seq_length=LENGTH,
             num_calibration_samples=SEQUENCES, recipe=recipe(name),
