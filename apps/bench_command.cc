@@ -125,9 +125,17 @@ std::vector<Ceilings> ceilings_for(const OutputOptions& options) {
   return find_ceilings(options.threads, options.measure_ceilings, CeilingCache());
 }
 
+void settle_kv(const BenchOptions& options, const LoadedModel& loaded,
+               ModelBenchmarkOptions& rows) {
+  const KvStorage kv = options.device.kv(loaded);
+  rows.kv_dtype = kv.dtype;
+  rows.dynamic_kv_scales = kv.dynamic_scales;
+}
+
 // Each number of threads has a cache and a workspace of its own.
-MemoryPlan plan_memory(const BenchOptions& options, const ModelBenchmarkOptions& rows) {
+MemoryPlan plan_memory(const BenchOptions& options, ModelBenchmarkOptions& rows) {
   const LoadedModel described = options.memory.describe(options.device);
+  settle_kv(options, described, rows);
   const Model& model = described.model();
   const bool on_cpu = described.device().is_cpu();
   std::set<int> threads;
@@ -178,7 +186,6 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
   rows.threads = on_cpu ? options.output.threads : std::vector<int>{1};  // a device does the work
   rows.precision = options.device.precision();
   rows.deterministic = options.device.deterministic;
-  rows.kv_dtype = options.device.kv();
   std::optional<MemoryPlan> memory;
   if (options.memory.wanted()) {
     memory = plan_memory(options, rows);
@@ -197,6 +204,7 @@ void run_bench(BenchOptions& options, const CLI::App& command) {
       /*with_tokenizer=*/false, /*read_ahead=*/true,
       memory ? memory->layers_on_host : std::vector<int64_t>());
   const Model& model = loaded.model();
+  settle_kv(options, loaded, rows);
 
   std::vector<Profiler::Event> events;
   int64_t num_dropped = 0;

@@ -3,6 +3,7 @@
 #include "apps/weight_cache.h"
 #include "base/cpu_features.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "checkpoint/dummy_formats.h"
 #include "engine/demo_models.h"
 #include "quant/panels.h"
@@ -53,9 +54,12 @@ void DeviceOptions::add_to(CLI::App& command) {
                    "some price (on the CPU it is always so)");
   command
       .add_option("--kv,--kv-dtype", kv_dtype,
-                  "Storage of keys and values: f32, bf16, int8 (a scale per token and head), auto "
-                  "(f32 with --compute f32, bf16 otherwise)")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
+                  "Storage of keys and values: f32, bf16, int8 (with the static scales of the "
+                  "checkpoint, if it has some, else a scale per token and head), int8-static (it "
+                  "must have some), int8-dynamic (a scale per token and head in any case), auto "
+                  "(int8 if the checkpoint's kv_cache_scheme says so; else f32 with --compute f32, "
+                  "bf16 otherwise)")
+      ->check(CLI::IsMember(kv_choices()))
       ->capture_default_str();
   command
       .add_option("--load-format", load_format,
@@ -101,7 +105,14 @@ LoadedModel DeviceOptions::load(bool with_tokenizer, bool read_ahead,
   if (options.dummy_weights || !read_ahead) return LoadedModel::load(model, options);
   options.origin = resolve_model(model).string();
   const PackLayout layout = device == "cpu" ? PackLayout::kPanels : PackLayout::kRows;
-  return LoadedModel::load(cached_model(model, weight_cache, num_threads, layout), options);
+  LoadedModel loaded =
+      LoadedModel::load(cached_model(model, weight_cache, num_threads, layout), options);
+  const KvStorage storage = kv(loaded);
+  if (kv_dtype == "auto" && storage.dtype == DType::kI8) {
+    spdlog::info("{}: keys and values are stored as {}, as its kv_cache_scheme says (--kv)",
+                 loaded.origin(), storage.name);
+  }
+  return loaded;
 }
 
 std::string DeviceOptions::dummy_storage() const {
@@ -118,11 +129,31 @@ ActivationPrecision DeviceOptions::precision() const {
   return ActivationPrecision::kInt8;
 }
 
-DType DeviceOptions::kv() const {
-  if (kv_dtype == "f32") return DType::kF32;
-  if (kv_dtype == "bf16") return DType::kBF16;
-  if (kv_dtype == "int8") return DType::kI8;
-  return compute == "f32" ? DType::kF32 : DType::kBF16;
+const std::vector<std::string>& kv_choices() {
+  static const std::vector<std::string> kChoices = {"auto", "f32",         "bf16",
+                                                    "int8", "int8-static", "int8-dynamic"};
+  return kChoices;
+}
+
+KvStorage DeviceOptions::kv(const LoadedModel& loaded) const {
+  if (kv_dtype == "f32") return {DType::kF32, false, "f32"};
+  if (kv_dtype == "bf16") return {DType::kBF16, false, "bf16"};
+  const bool has_scales = has_kv_scales(loaded.model(), loaded.origin());
+  if (kv_dtype == "int8-static" && !has_scales) {
+    throw Error(
+        "--kv int8-static: {} has no scales of its keys and values (quantization_config with a "
+        "static kv_cache_scheme of int8); use int8-dynamic",
+        loaded.origin());
+  }
+  const KvCacheScheme::Kind kind = loaded.files().kv_cache().kind;
+  const bool says_int8 = kind == KvCacheScheme::Kind::kDynamicInt8 ||
+                         (kind == KvCacheScheme::Kind::kStaticInt8 && has_scales);
+  if (kv_dtype == "auto" && !says_int8) {
+    return compute == "f32" ? KvStorage{DType::kF32, false, "f32"}
+                            : KvStorage{DType::kBF16, false, "bf16"};
+  }
+  if (kv_dtype == "int8-dynamic") return {DType::kI8, true, "i8"};
+  return {DType::kI8, false, has_scales ? "i8 with static scales" : "i8"};
 }
 
 }  // namespace braid

@@ -15,6 +15,15 @@ namespace braid {
 // Throws Error unless there is a CUDA device and this build can use it.
 void require_cuda();
 
+// How a model's keys and values are stored, by --kv and by what its checkpoint says.
+struct KvStorage {
+  DType dtype = DType::kBF16;
+  bool dynamic_scales = false;  // CacheOptions::dynamic_kv_scales
+  std::string name;             // "bf16", "i8", "i8 with static scales"
+};
+// The values of --kv.
+const std::vector<std::string>& kv_choices();
+
 // Options every command shares that loads a model: which one, and on what it runs.
 struct DeviceOptions {
   std::string model;
@@ -46,8 +55,9 @@ struct DeviceOptions {
   std::string dummy_storage() const;
   // auto: int8 activations for block-quantised weights, float32 for others; on CUDA, bf16.
   ActivationPrecision precision() const;
-  // auto: float32 for --compute f32, bfloat16 otherwise.
-  DType kv() const;
+  // auto: int8 if the checkpoint says so, float32 for --compute f32, bfloat16 otherwise. Throws
+  // Error for static scales that it has not.
+  KvStorage kv(const LoadedModel& loaded) const;
 };
 
 }  // namespace braid

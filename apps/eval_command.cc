@@ -134,10 +134,10 @@ class Evaluation {
     };
     add("device", options_.device.device);
     add("compute", options_.device.compute);
-    add("kv", std::string(dtype_name(options_.device.kv())));
+    add("kv", options_.device.kv(*loaded_).name);
     if (reference_) {
       add("reference compute", options_.reference_compute);
-      add("reference kv", std::string(dtype_name(options_.reference_device().kv())));
+      add("reference kv", options_.reference_device().kv(*reference_).name);
     }
     add("processor", environment.cpu);
     add("isa", environment.isa);
@@ -148,10 +148,12 @@ class Evaluation {
 
   static ScorerModel scorer_model(const LoadedModel& loaded, const DeviceOptions& device,
                                   int64_t workspace_bytes) {
+    const KvStorage kv = device.kv(loaded);
     return {.loaded = &loaded,
             .precision = device.precision(),
             .deterministic = device.deterministic,
-            .kv_dtype = device.kv(),
+            .kv_dtype = kv.dtype,
+            .dynamic_kv_scales = kv.dynamic_scales,
             .workspace_bytes = workspace_bytes};
   }
 
@@ -209,7 +211,7 @@ class Evaluation {
         StepSize step = scorer_step(scorer, scorer.model);
         workspace = device->workspace_bytes(loaded.model(), step);
         if (generates()) {
-          const EngineOptions engine = engine_options(options, shape.context);
+          const EngineOptions engine = engine_options(options, loaded, shape.context);
           const CacheOptions other = cache_options(loaded.model(), engine, shape.context);
           const StepSize engine_step{.tokens = other.max_step_tokens,
                                      .logits_rows = other.max_sequences,
@@ -246,12 +248,15 @@ class Evaluation {
     return &loaded == &*loaded_ ? workspace_bytes_ : reference_workspace_bytes_;
   }
 
-  EngineOptions engine_options(const DeviceOptions& device, int64_t max_context) const {
+  EngineOptions engine_options(const DeviceOptions& device, const LoadedModel& loaded,
+                               int64_t max_context) const {
+    const KvStorage kv = device.kv(loaded);
     constexpr int64_t kSequences = 8;
     EngineOptions engine{.threads = options_.device.thread_pool(),
                          .precision = device.precision(),
                          .deterministic = device.deterministic,
-                         .kv_dtype = device.kv(),
+                         .kv_dtype = kv.dtype,
+                         .dynamic_kv_scales = kv.dynamic_scales,
                          .max_context = max_context};
     engine.max_sequences = options_.max_sequences > 0 ? options_.max_sequences : kSequences;
     if (options_.batch_tokens > 0) engine.batch_tokens = options_.batch_tokens;
@@ -432,7 +437,7 @@ class Evaluation {
       longest = std::max(longest, size + item.max_new_tokens);
     }
     EngineOptions settings =
-        engine_options(device, std::min(longest, loaded.model().max_positions()));
+        engine_options(device, loaded, std::min(longest, loaded.model().max_positions()));
     settings.workspace_bytes = workspace_of(loaded);
     Engine engine(loaded, settings);
     Progress progress(std::ssize(*file.generation), file.name);
@@ -518,7 +523,7 @@ void add_eval_command(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
   command->add_option("--reference-kv", options->reference_kv, "--kv of that model")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
+      ->check(CLI::IsMember(kv_choices()))
       ->capture_default_str();
   command
       ->add_option("--max-delta-nll", options->max_delta_nll,

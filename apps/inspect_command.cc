@@ -44,21 +44,23 @@ MemoryPlan plan_memory(const InspectOptions& options, const LoadedModel& loaded,
   return plan;
 }
 
-CacheOptions cache_of(const InspectOptions& options, const Model& model, const MemoryShape& shape) {
-  return cache_options(model, {.kv_dtype = options.device.kv(), .max_sequences = shape.sequences},
+CacheOptions cache_of(const KvStorage& kv, const Model& model, const MemoryShape& shape) {
+  return cache_options(model,
+                       {.kv_dtype = kv.dtype,
+                        .dynamic_kv_scales = kv.dynamic_scales,
+                        .max_sequences = shape.sequences},
                        shape.context);
 }
 
-// Of `model`, or of its draft head, for the same sequences.
-CachePlan make_plan(const InspectOptions& options, const Model& model) {
+// Of the loaded model, or of its draft head, for the same sequences.
+CachePlan make_plan(const InspectOptions& options, const KvStorage& kv, const Model& model) {
   const int64_t context = options.context > 0
                               ? options.context
                               : std::min(model.max_positions(), EngineOptions::kDefaultContext);
   if (context > model.max_positions()) {
     throw Error("--ctx-size {}: the model's limit is {}", context, model.max_positions());
   }
-  return plan_cache(model.cache_layout(),
-                    cache_of(options, model, {context, options.max_sequences}));
+  return plan_cache(model.cache_layout(), cache_of(kv, model, {context, options.max_sequences}));
 }
 
 // Bytes and tensors by storage type, in the order of the names.
@@ -82,7 +84,8 @@ Json to_json(const LayerInfo& info) {
 Json to_json(const InspectOptions& options, LoadedModel& loaded) {
   const Model& model = loaded.model();
   const LoadReport& report = model.load_report();
-  const CachePlan plan = make_plan(options, model);
+  const KvStorage kv = options.device.kv(loaded);
+  const CachePlan plan = make_plan(options, kv, model);
   Json json;
   json["model"] = loaded.origin();
   json["packed"] = loaded.files().is_packed();
@@ -101,12 +104,14 @@ Json to_json(const InspectOptions& options, LoadedModel& loaded) {
   if (const Model* head = model.draft_head(); head != nullptr) {
     json["draft_head"] = to_json(head->layer_info(0));
     json["draft_head"]["family"] = head->family();
-    json["draft_head"]["cache_bytes_per_token"] = make_plan(options, *head).full_bytes_per_token();
+    json["draft_head"]["cache_bytes_per_token"] =
+        make_plan(options, kv, *head).full_bytes_per_token();
   }
   for (const auto& [type, count] : count_types(loaded.files().weights())) {
     json["types"][type] = {{"tensors", count.first}, {"bytes", count.second}};
   }
-  json["cache"] = {{"full_bytes_per_token", plan.full_bytes_per_token()},
+  json["cache"] = {{"kv", kv.name},
+                   {"full_bytes_per_token", plan.full_bytes_per_token()},
                    {"window_bytes_per_token", plan.window_bytes_per_token()},
                    {"recurrent_bytes_per_sequence", plan.recurrent_bytes_per_sequence()},
                    {"context", plan.options.max_sequence_tokens},
@@ -160,20 +165,22 @@ void add_cache_rows(Table& table, const std::string& label, const CachePlan& pla
   }
 }
 
-void print_cache(const InspectOptions& inspect, const Model& model) {
-  const CachePlan plan = make_plan(inspect, model);
+void print_cache(const InspectOptions& inspect, const LoadedModel& loaded) {
+  const Model& model = loaded.model();
+  const KvStorage kv = inspect.device.kv(loaded);
+  const CachePlan plan = make_plan(inspect, kv, model);
   const CacheOptions& options = plan.options;
   const int64_t weight_bytes = model.load_report().weight_bytes;
   Table table({"cache", "layers", "heads x size", "bytes per token", "per sequence"});
   add_cache_rows(table, "", plan);
   if (const Model* head = model.draft_head(); head != nullptr) {
-    add_cache_rows(table, "mtp head, if used: ", make_plan(inspect, *head));
+    add_cache_rows(table, "mtp head, if used: ", make_plan(inspect, kv, *head));
   }
   const int64_t sequence = plan.sequence_bytes(options.max_sequence_tokens);
   fmt::print("\n{}\n", table.to_string());
   fmt::print("memory: {} weights + {} x {} cache ({} tokens each, {} keys and values) = {}\n",
              format_bytes(weight_bytes), options.max_sequences, format_bytes(sequence),
-             options.max_sequence_tokens, dtype_name(options.kv_dtype),
+             options.max_sequence_tokens, kv.name,
              format_bytes(weight_bytes + options.max_sequences * sequence));
 }
 
@@ -182,9 +189,10 @@ void run_inspect(const InspectOptions& options) {
   const int64_t budget = options.memory.budget_bytes();
   if (budget > 0) options.memory.describe(options.device);
   LoadedModel loaded = options.device.load(/*with_tokenizer=*/true, /*read_ahead=*/false);
-  const CachePlan cache = make_plan(options, loaded.model());
+  const KvStorage kv = options.device.kv(loaded);
+  const CachePlan cache = make_plan(options, kv, loaded.model());
   const PlanWithWeights plan_with = [&](const MemoryShape& shape, const WeightBytes& weights) {
-    return plan_memory(options, loaded, cache_of(options, loaded.model(), shape), weights);
+    return plan_memory(options, loaded, cache_of(kv, loaded.model(), shape), weights);
   };
   const MemoryPlanFunction plan = [&](const MemoryShape& shape) {
     return plan_weights(options.memory, options.device, loaded, shape, plan_with);
@@ -218,7 +226,7 @@ void run_inspect(const InspectOptions& options) {
     types.add({type, std::to_string(count.first), format_bytes(count.second)});
   }
   fmt::print("\n{}", types.to_string());
-  print_cache(options, model);
+  print_cache(options, loaded);
   if (options.tensors) print_tensors(loaded.files().weights());
   if (budget > 0) enforce_budget(budget, shape, plan);
 }

@@ -51,12 +51,15 @@ class HiddenStateWriter : public StepContext::Observer {
   size_t line_;
 };
 
-CacheOptions logits_cache(const LogitsOptions& options, const Model& model, int64_t longest) {
-  const int64_t row_bytes = model.vocab_size() * static_cast<int64_t>(sizeof(float));
+CacheOptions logits_cache(const LogitsOptions& options, const LoadedModel& loaded,
+                          int64_t longest) {
+  const int64_t row_bytes = loaded.model().vocab_size() * static_cast<int64_t>(sizeof(float));
   const int64_t step_tokens =
       options.batch_tokens > 0 ? options.batch_tokens
                                : std::clamp<int64_t>(kMaxLogitsBytesPerStep / row_bytes, 16, 512);
-  return {.kv_dtype = options.device.kv(),
+  const KvStorage kv = options.device.kv(loaded);
+  return {.kv_dtype = kv.dtype,
+          .dynamic_kv_scales = kv.dynamic_scales,
           .max_tokens = longest,
           .max_step_tokens = std::min(step_tokens, longest)};
 }
@@ -70,7 +73,7 @@ MemoryPlan plan_memory(const LogitsOptions& options) {
     longest = std::max<int64_t>(longest, std::ssize(line));
   }
   const PlanWithWeights plan_with = [&](const MemoryShape& shape, const WeightBytes& weights) {
-    const CacheOptions cache = logits_cache(options, model, shape.context);
+    const CacheOptions cache = logits_cache(options, described, shape.context);
     MemoryPlan result = base_plan(*device, described);
     add_model(result, "", model, weights, cache,
               {.tokens = cache.max_step_tokens,
@@ -119,7 +122,7 @@ void run_logits(const LogitsOptions& options) {
   ThreadPool threads(options.device.thread_pool());
   Stream stream(threads, loaded.device());
   stream.set_profiler(options.profile.profiler());
-  CachePool pool(model.cache_layout(), logits_cache(options, model, longest), loaded.device());
+  CachePool pool(model.cache_layout(), logits_cache(options, loaded, longest), loaded.device());
   RunnerOptions runner_options{.precision = options.device.precision(),
                                .deterministic = options.device.deterministic};
   if (memory) {

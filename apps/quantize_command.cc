@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 
 struct QuantizeCommandOptions {
   std::string model, out;
-  std::string scheme = "w4a16", method, group_size = "128", format = "auto";
+  std::string scheme = "w4a16", method, group_size = "128", format = "auto", kv = "none";
   std::string calibration, isa;
   std::string device = "cpu", compute = "auto", load_format = "auto";
   uint64_t dummy_seed = 0;
@@ -77,6 +77,21 @@ QuantizedFileFormat file_format_of(const QuantizeCommandOptions& o) {
   return o.format == "gptq" ? QuantizedFileFormat::kGptq : QuantizedFileFormat::kCompressedTensors;
 }
 
+KvRecipe kv_recipe_of(const QuantizeCommandOptions& o, QuantizedFileFormat format) {
+  if (o.kv == "none") return KvRecipe::kUnspecified;
+  if (format == QuantizedFileFormat::kGguf) {
+    throw UsageError(
+        "--kv {}: a GGUF file has no place for it, a folder has; from the file, braid run --kv "
+        "int8 "
+        "keeps keys and values in int8 with scales that it finds itself",
+        o.kv);
+  }
+  if (format == QuantizedFileFormat::kGptq) {
+    throw UsageError("--kv {}: --format gptq has no place for it; compressed-tensors has", o.kv);
+  }
+  return o.kv == "int8" ? KvRecipe::kInt8 : KvRecipe::kInt8Static;
+}
+
 QuantizeOptions make_options(const QuantizeCommandOptions& o) {
   QuantizeOptions options;
   Recipe& recipe = options.recipe;
@@ -103,6 +118,11 @@ QuantizeOptions make_options(const QuantizeCommandOptions& o) {
   options.file_format = file_format_of(o);
   recipe.gguf = options.file_format == QuantizedFileFormat::kGguf;
   recipe.half_scales = options.file_format == QuantizedFileFormat::kGptq;
+  recipe.kv = kv_recipe_of(o, options.file_format);
+  if (o.scheme == "keep" && o.recipe.empty() && recipe.kv == KvRecipe::kUnspecified) {
+    throw UsageError("--scheme keep changes nothing without --kv or --recipe");
+  }
+  options.measure_outputs = !o.calibration.empty();
   options.gptq.damping = o.damping;
   options.gptq.order = o.order == "group"  ? ColumnOrder::kByGroup
                        : o.order == "size" ? ColumnOrder::kBySize
@@ -191,8 +211,9 @@ void run_quantize(const QuantizeCommandOptions& o) {
   device.apply();
   const fs::path model = resolve_model(o.model);
   QuantizeOptions options = make_options(o);
-  const CalibrationTokens calibration =
-      read_calibration(o, model, options.method == QuantizeMethod::kGptq);
+  const CalibrationTokens calibration = read_calibration(
+      o, model,
+      options.method == QuantizeMethod::kGptq || options.recipe.kv == KvRecipe::kInt8Static);
   std::optional<MemoryPlan> plan;
   if (o.memory.wanted()) {
     const CalibrationShape shape{static_cast<int64_t>(calibration.sequences.size()),
@@ -240,10 +261,11 @@ void add_quantize_command(CLI::App& app) {
   command
       ->add_option("--scheme", o->scheme,
                    "w4a16 (4-bit weights in groups), w8a8 (int8 weights, one scale a row; inputs "
-                   "are rounded to int8 as they come), or of a GGUF file: q4_0, q4_1, q5_0, q5_1, "
+                   "are rounded to int8 as they come), keep (as they are, for --kv and --recipe), "
+                   "or of a GGUF file: q4_0, q4_1, q5_0, q5_1, "
                    "q8_0, iq4_nl, q4_k (q4_k_m), q4_k_s, q6_k, bf16, f16, f32")
-      ->check(CLI::IsMember({"w4a16", "w8a8", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl",
-                             "q4_k", "q4_k_m", "q4_k_s", "q6_k", "bf16", "f16", "f32"}))
+      ->check(CLI::IsMember({"w4a16", "w8a8", "keep", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
+                             "iq4_nl", "q4_k", "q4_k_m", "q4_k_s", "q6_k", "bf16", "f16", "f32"}))
       ->capture_default_str();
   command
       ->add_option("--method", o->method,
@@ -256,9 +278,17 @@ void add_quantize_command(CLI::App& app) {
   command->add_flag("--strict", o->strict,
                     "A group size that does not divide a matrix's width is an error, rather than "
                     "replaced by a smaller one");
+  command
+      ->add_option(
+          "--kv", o->kv,
+          "How keys and values are to be kept when the model runs: none (the folder does "
+          "not say), int8 (a scale for each token and head, found as they come), "
+          "int8-static (one for each layer's keys and one for its values, calibrated here)")
+      ->check(CLI::IsMember({"none", "int8", "int8-static"}))
+      ->capture_default_str();
   command->add_option("--calibration", o->calibration,
                       "Text, or JSON lines with a field \"text\" (-: standard input); the bundled "
-                      "text if not given. With rtn, only to measure errors");
+                      "text if not given. With rtn, to measure errors, and for --kv int8-static");
   command->add_option("--sequences", o->sequences, "Of calibration")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
@@ -352,7 +382,7 @@ void add_quantize_command(CLI::App& app) {
       "An interrupted run leaves OUT.quantizing; the same command goes on from there.\n"
       "Examples:\n"
       "  braid quantize demo:gemma4 -o gemma4-w4 --scheme w4a16\n"
-      "  braid quantize ./model -o model-w8 --scheme w8a8\n"
+      "  braid quantize ./model -o model-w8 --scheme w8a8 --kv int8-static\n"
       "  braid quantize ./model -o model.gguf --scheme q4_k\n"
       "  braid quantize ./model -o model-w4 --group-size 32 --recipe shared_expert=w8a8");
   command->callback([o] { run_quantize(*o); });

@@ -42,6 +42,9 @@ MemoryPlan quantize_memory_plan(const MemoryNeed& need, const QuantizeOptions& o
   const int64_t solver = need.solver_bytes(shape);
   if (on_cpu) {
     plan.add(MemoryKind::kWorkspace, "activations", activations);
+    if (need.kv_bytes() > 0) {
+      plan.add(MemoryKind::kWorkspace, "how large keys and values are", need.kv_bytes());
+    }
     plan.add(MemoryKind::kWorkspace, "rounding or packing of one matrix",
              std::max(solver, need.output_bytes()));
   } else {

@@ -79,17 +79,22 @@ void check(const RunOptionsCli& options) {
   options.memory.budget_bytes();
 }
 
-// Of everything but the drafter.
+// Of everything but the drafter and what the model decides.
 EngineOptions engine_options(const RunOptionsCli& options, bool interactive) {
   return {.threads = options.device.thread_pool(),
           .precision = options.device.precision(),
           .deterministic = options.device.deterministic,
-          .kv_dtype = options.device.kv(),
           .max_context = options.context,
           .max_sequences = options.prompts.empty() ? 1 : options.max_sequences,
           .batch_tokens = options.batch_tokens,
           .reuse_last = interactive,
           .profiler = options.profile.profiler()};
+}
+
+void settle_kv(const RunOptionsCli& options, const LoadedModel& loaded, EngineOptions& engine) {
+  const KvStorage kv = options.device.kv(loaded);
+  engine.kv_dtype = kv.dtype;
+  engine.dynamic_kv_scales = kv.dynamic_scales;
 }
 
 // With --offload, unless another is asked for.
@@ -100,6 +105,7 @@ MemoryPlan plan_memory(const RunOptionsCli& options, EngineOptions& engine) {
   const int64_t budget = options.memory.budget_bytes();
   const LoadedModel described = options.memory.describe(options.device);
   const Model& model = described.model();
+  settle_kv(options, described, engine);
   const auto device = device_memory(described.device(), num_threads_of(options.device));
   const DraftPlan draft(parse_drafter(options.speculation.drafter), described);
   const int64_t drafts =
@@ -254,6 +260,7 @@ void run(const RunOptionsCli& options) {
       /*with_tokenizer=*/true, /*read_ahead=*/true,
       memory ? memory->layers_on_host : std::vector<int64_t>());
   spdlog::info("{}: {}", loaded.origin(), to_string(loaded.model().load_report()));
+  settle_kv(options, loaded, engine_settings);
   std::optional<ChatTemplate> own_template;
   if (!options.chat_template_file.empty()) {
     own_template.emplace(loaded.make_chat_template(read_input(options.chat_template_file),

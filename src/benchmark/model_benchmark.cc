@@ -274,6 +274,7 @@ int64_t most_sequences(const ModelBenchmarkOptions& options) {
 CacheOptions benchmark_cache(const ModelBenchmarkOptions& options, int64_t longest,
                              int64_t sequences) {
   return {.kv_dtype = options.kv_dtype,
+          .dynamic_kv_scales = options.dynamic_kv_scales,
           .max_tokens = longest * sequences,
           .max_sequences = sequences,
           .max_sequence_tokens = longest,

@@ -34,8 +34,9 @@ struct ModelBenchmarkOptions {
   ActivationPrecision precision = ActivationPrecision::kInt8;
   bool deterministic = false;  // RunnerOptions
   DType kv_dtype = DType::kBF16;
-  uint64_t seed = 0;            // of the token ids
-  int64_t workspace_bytes = 0;  // most for a step's activations; 0: no limit worth the name
+  bool dynamic_kv_scales = false;  // CacheOptions
+  uint64_t seed = 0;               // of the token ids
+  int64_t workspace_bytes = 0;     // most for a step's activations; 0: no limit worth the name
   // If set, profilers keep their events, and this sees each row's after its profiled run.
   std::function<void(const Profiler&)> on_profile;
 };

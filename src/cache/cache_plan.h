@@ -14,6 +14,8 @@ namespace braid {
 struct CacheOptions {
   int64_t page_tokens = 32;      // a power of two from 8 to 256
   DType kv_dtype = DType::kF32;  // float32, bfloat16 or int8 (ops/attention/paged_kv.h)
+  // int8: a scale for each token and head, even if the model comes with scales for its layers.
+  bool dynamic_kv_scales = false;
   int64_t max_tokens = 0;
   int64_t max_sequences = 1;
   int64_t max_sequence_tokens = 0;  // longest sequence; 0: max_tokens

@@ -158,9 +158,11 @@ void ModelFiles::open_folder(const fs::path& folder, bool with_weights) {
   tokenizer_config_json_ = read_if_present(folder / "tokenizer_config.json", kMaxTokenizerBytes);
   chat_template_ = find_chat_template(folder, tokenizer_config_json_);
   const std::optional<QuantizationConfig> quantization = QuantizationConfig::read(*config);
+  if (quantization) kv_cache_ = quantization->kv_cache();
   if (!with_weights) return;
   weights_ = read_safetensors_folder(folder);
   if (quantization) join_quantized_tensors(weights_, *quantization);
+  settle_kv_scales(weights_, kv_cache_);
 }
 
 void ModelFiles::open_pack(const fs::path& folder, bool with_weights) {

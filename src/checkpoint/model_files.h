@@ -10,6 +10,7 @@
 #include "checkpoint/config_reader.h"
 #include "checkpoint/generation_defaults.h"
 #include "checkpoint/gguf.h"
+#include "checkpoint/kv_cache_scheme.h"
 #include "checkpoint/weight_map.h"
 
 namespace braid {
@@ -50,6 +51,8 @@ class ModelFiles {
   WeightMap& weights() { return weights_; }
   const WeightMap& weights() const { return weights_; }
   const GenerationDefaults& generation() const { return generation_; }
+  // GGUF files: none.
+  const KvCacheScheme& kv_cache() const { return kv_cache_; }
   // File contents, absent if the folder has no such file (GGUF: the template from the metadata).
   const std::optional<std::string>& tokenizer_json() const { return tokenizer_json_; }
   const std::optional<std::string>& tokenizer_config_json() const { return tokenizer_config_json_; }
@@ -69,6 +72,7 @@ class ModelFiles {
   std::shared_ptr<const GgufFile> gguf_;
   WeightMap weights_;
   GenerationDefaults generation_;
+  KvCacheScheme kv_cache_;
   std::optional<std::string> tokenizer_json_, tokenizer_config_json_, chat_template_;
 };
 

@@ -149,7 +149,7 @@ void QuantizationConfig::read_compressed_tensors(const ConfigReader& config) {
       transform->fail("config_groups", "transformed (rotated) weights are not supported");
     }
   }
-  has_kv_scales_ = config.find_object("kv_cache_scheme").has_value();
+  kv_cache_ = KvCacheScheme::read(config);
   if (const auto groups = config.find_object("config_groups")) {
     for (const std::string& name : groups->keys()) {
       const auto group = groups->find_object(name);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/config_reader.h"
+#include "checkpoint/kv_cache_scheme.h"
 
 namespace braid {
 
@@ -26,8 +27,7 @@ class QuantizationConfig {
   bool zeros_less_one() const { return zeros_less_one_; }
   // Of groups that do not divide a row evenly; 0: not told, or one group a row.
   int64_t group_size() const { return group_size_; }
-  // The checkpoint comes with scales for a quantised cache of keys and values.
-  bool has_kv_scales() const { return has_kv_scales_; }
+  const KvCacheScheme& kv_cache() const { return kv_cache_; }
   // Whether the config says that a module (file's name, without ".weight") is quantised.
   bool covers(std::string_view module) const;
 
@@ -42,7 +42,7 @@ class QuantizationConfig {
   Method method_ = Method::kCompressedTensors;
   bool zeros_less_one_ = false;
   int64_t group_size_ = 0;
-  bool has_kv_scales_ = false;
+  KvCacheScheme kv_cache_;
   Patterns targets_, ignored_;
 };
 

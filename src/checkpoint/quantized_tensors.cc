@@ -135,7 +135,6 @@ class Joiner {
       }
     }
     settle_symmetry(joined);
-    drop_kv_scales();
     std::set<std::string> names;
     for (Joined& part : joined) {
       names.insert(part.name);
@@ -376,18 +375,6 @@ class Joiner {
       symmetric = symmetric && part.matrix.symmetric;
     }
     for (Joined& part : joined) part.matrix.symmetric = all_symmetric[family(part.name)];
-  }
-
-  void drop_kv_scales() {
-    if (!config_.has_kv_scales()) return;
-    std::vector<std::string> names;
-    for (const auto& [name, tensor] : weights_.tensors()) {
-      if (name.ends_with(".k_scale") || name.ends_with(".v_scale")) names.push_back(name);
-    }
-    if (names.empty()) return;
-    for (const std::string& name : names) weights_.remove(name);
-    spdlog::warn("{}: {} scales of a quantised KV cache are not used", weights_.origin(),
-                 names.size());
   }
 
   void replace(Joined part) {

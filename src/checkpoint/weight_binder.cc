@@ -204,6 +204,20 @@ float WeightBinder::scalar(const std::string& name) {
   return f32(name, tensor->weight.shape).data<float>()[0];
 }
 
+float WeightBinder::scale(const std::string& name, float smallest, float largest) {
+  const StoredTensor* tensor = take(name, nullptr);
+  if (tensor == nullptr) return 0;
+  const Weight weight = aligned(tensor->payload());
+  float value = 0;
+  dequantize(*weight.format, weight.data, 1, &value);
+  if (!(value >= smallest && value <= largest)) {
+    faults_.push_back(fmt::format("{}: {}, but a scale must be a number from {} to {}",
+                                  describe(*tensor), value, smallest, largest));
+  }
+  consume(name, Shape{0}, weight.size_bytes());
+  return value;
+}
+
 std::vector<int64_t> WeightBinder::integers(const std::string& name, const Shape& shape) {
   const Shape no_parameters{0};
   std::vector<int64_t> values(static_cast<size_t>(shape.num_elements()));

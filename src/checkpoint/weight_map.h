@@ -113,6 +113,8 @@ class WeightBinder {
   Tensor f32(const std::string& name, const Shape& shape, float offset = 0);
   // The only element of a tensor of any shape. On a fault: 0.
   float scalar(const std::string& name);
+  // The same of a number that must be from `smallest` to `largest`. It is no parameter.
+  float scale(const std::string& name, float smallest, float largest);
   // A tensor of 32- or 64-bit integers in a safetensors file; they are no parameters. On a fault,
   // records it and returns nothing. Random weights: 0, 1, 2, ...
   std::vector<int64_t> integers(const std::string& name, const Shape& shape);

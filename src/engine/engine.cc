@@ -61,6 +61,7 @@ CacheOptions cache_options(const Model& model, const EngineOptions& options, int
   const int64_t step = max_planned_tokens(chunk_options(model, options, max_context));
   const int64_t drafts = options.speculation.drafter ? options.speculation.max_drafts : 0;
   return {.kv_dtype = options.kv_dtype,
+          .dynamic_kv_scales = options.dynamic_kv_scales,
           .max_tokens = sequences * max_context,
           .max_sequences = sequences,
           .max_sequence_tokens = max_context,
@@ -71,6 +72,7 @@ CacheOptions cache_options(const Model& model, const EngineOptions& options, int
 DrafterSizes drafter_sizes(const EngineOptions& options, const CacheOptions& cache) {
   return {.precision = options.precision,
           .kv_dtype = options.kv_dtype,
+          .dynamic_kv_scales = options.dynamic_kv_scales,
           .max_context = cache.max_sequence_tokens,
           .max_sequences = cache.max_sequences,
           .max_step_tokens = cache.max_step_tokens,

@@ -24,6 +24,7 @@ struct EngineOptions {
   ActivationPrecision precision = ActivationPrecision::kInt8;
   bool deterministic = false;  // RunnerOptions
   DType kv_dtype = DType::kBF16;
+  bool dynamic_kv_scales = false;  // CacheOptions; of a draft model's cache, too
   int64_t max_context = 0;    // tokens of one sequence; 0: the model's, at most kDefaultContext
   int64_t max_sequences = 1;  // computed at a time; more wait
   // Most tokens in one forward pass; a model whose prompts want to be split at multiples of some

@@ -60,6 +60,7 @@ void check_model(const ScorerModel& scored, int64_t tokens) {
 CacheOptions scorer_cache(const ScorerOptions& options, const ScorerModel& scored) {
   const ScorerOptions settled = resolved(options);
   return {.kv_dtype = scored.kv_dtype,
+          .dynamic_kv_scales = scored.dynamic_kv_scales,
           .max_tokens = max_held_tokens(settled),
           .max_sequences = settled.max_sequences,
           .max_sequence_tokens = settled.max_sequence_tokens,

@@ -21,7 +21,8 @@ struct ScorerModel {
   ActivationPrecision precision = ActivationPrecision::kF32;
   bool deterministic = false;  // RunnerOptions
   DType kv_dtype = DType::kBF16;
-  int64_t workspace_bytes = 0;  // most for a step's activations; 0: no limit worth the name
+  bool dynamic_kv_scales = false;  // CacheOptions
+  int64_t workspace_bytes = 0;     // most for a step's activations; 0: no limit worth the name
 };
 
 struct ScorerOptions {

@@ -50,6 +50,7 @@ Gemma3::Layer Gemma3::bind_layer(WeightBinder& binder, int64_t index) const {
   layer.output = bind.linear("self_attn.o_proj", hidden, q_rows);
   layer.q_norm = bind.norm("self_attn.q_norm", config_.head_dim);
   layer.k_norm = bind.norm("self_attn.k_norm", config_.head_dim);
+  layer.kv_scales = bind.kv_scales();
   layer.mlp = bind.gated_mlp("mlp", Activation::kGeluTanh, config_.mlp_width, hidden);
   layer.info.attention = fmt::format("{} {} x {}", config_.sliding[index] ? "sliding" : "full",
                                      config_.num_kv_heads, config_.head_dim);

@@ -31,6 +31,7 @@ class Gemma4 : public Model {
   int64_t num_layers() const override { return static_cast<int64_t>(config_.layers.size()); }
   int64_t max_positions() const override { return config_.max_positions; }
   CacheLayout cache_layout() const override;
+  KvScales kv_scales(int64_t layer) const override { return layers_[layer].kv_scales; }
   int64_t shared_elements_per_token() const override {
     return 2 * num_layers() * config_.per_layer_width;
   }
@@ -67,6 +68,7 @@ class Gemma4 : public Model {
     std::unique_ptr<Moe> moe;
     std::unique_ptr<PerLayerInput> per_layer_input;
     float scalar = 1;
+    KvScales kv_scales;
     LayerInfo info;
   };
   // What the layers of one step share.

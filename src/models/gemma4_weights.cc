@@ -92,12 +92,14 @@ Gemma4::Layer Gemma4::bind_layer(WeightBinder& binder, int64_t index) const {
   if (shape.kv_donor) {
     layer.info.attention += fmt::format(", KV of layer {}", *shape.kv_donor);
     for (const char* leftover :
-         {"self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.k_norm.weight"}) {
+         {"self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.k_norm.weight",
+          "self_attn.k_scale", "self_attn.v_scale"}) {
       bind.ignore(leftover, "the layer borrows keys and values");
     }
   } else {
     layer.attention.k = bind.linear("self_attn.k_proj", kv_rows, hidden);
     layer.attention.k_norm = bind.norm("self_attn.k_norm", shape.head_dim);
+    layer.kv_scales = bind.kv_scales();
     if (shape.values_from_keys) {
       layer.info.attention += ", K=V";
     } else {

@@ -46,6 +46,13 @@ class LayerBinder {
     info_.num_parameters += 1;
     return binder_.scalar(prefix_ + name);
   }
+  // Of int8 keys and values, if the checkpoint has them.
+  KvScales kv_scales() {
+    const std::string key = "self_attn.k_scale", value = "self_attn.v_scale";
+    if (!has(key) && !has(value)) return {};
+    return {binder_.scale(prefix_ + key, kSmallestKvScale, kLargestKvScale),
+            binder_.scale(prefix_ + value, kSmallestKvScale, kLargestKvScale)};
+  }
   // A token reads `read` of each `of` matrices: the active ones of all experts.
   Weight weight(const std::string& name, const Shape& shape, Share share = {1, 1}) {
     Weight weight = binder_.weight(prefix_ + name, shape);

@@ -13,6 +13,8 @@
 
 namespace braid {
 
+class CachePool;
+
 // A row of `inspect`'s layer table.
 struct LayerInfo {
   std::string attention;     // "full 2x512 (K=V)", "sliding 8x256, window 1024"
@@ -37,6 +39,9 @@ class Model {
   virtual int64_t num_layers() const = 0;
   virtual int64_t max_positions() const = 0;
   virtual CacheLayout cache_layout() const = 0;
+  // With which the layer's keys and values are stored as int8, if the checkpoint brings such scales
+  // (PagedKv::static_scales). Zeros: it brings none, or the layer stores nothing.
+  virtual KvScales kv_scales(int64_t layer) const;
   virtual LayerInfo layer_info(int64_t layer) const = 0;
   virtual const LoadReport& load_report() const = 0;
 
@@ -90,5 +95,13 @@ class Model {
  private:
   std::shared_ptr<LayerStreamer> streamer_;
 };
+
+// Whether the layers that store keys and values have scales for them. Throws Error naming a tensor
+// if only some of them have.
+bool has_kv_scales(const Model& model, const std::string& origin);
+
+// What a layer of the model reads and writes of a pool: static scales where the pool is of int8,
+// the model has them, and CacheOptions do not want others.
+PagedKv layer_kv(const Model& model, const CachePool& pool, int64_t layer);
 
 }  // namespace braid

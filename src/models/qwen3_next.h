@@ -25,6 +25,7 @@ class Qwen3Next : public Model {
   int64_t num_layers() const override { return static_cast<int64_t>(layers_.size()); }
   int64_t max_positions() const override { return config_.max_positions; }
   CacheLayout cache_layout() const override;
+  KvScales kv_scales(int64_t layer) const override { return layers_[layer].kv_scales(); }
   LayerInfo layer_info(int64_t layer) const override { return layers_[layer].info(); }
   const LoadReport& load_report() const override { return load_report_; }
   TensorView embed(StepContext& step) const override;

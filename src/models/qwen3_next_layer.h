@@ -38,6 +38,7 @@ class Qwen3NextLayer {
   void place(Placement& placement);
 
   const LayerInfo& info() const { return info_; }
+  KvScales kv_scales() const { return attention_ ? attention_->kv_scales : KvScales{}; }
 
  private:
   struct Attention {
@@ -46,6 +47,7 @@ class Qwen3NextLayer {
     int64_t head_dim = 0;
     Linear q, gate, k, v, output;
     RmsNorm q_norm, k_norm;
+    KvScales kv_scales = {};
 
     TensorView run(StepContext& step, int64_t index, const Rotary& rotary,
                    const Rotary::Tables& tables, const LinearInput& input) const;

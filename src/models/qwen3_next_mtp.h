@@ -23,6 +23,7 @@ class Qwen3NextMtp : public Model {
   int64_t num_layers() const override { return 1; }
   int64_t max_positions() const override { return decoder_.max_positions(); }
   CacheLayout cache_layout() const override;
+  KvScales kv_scales(int64_t) const override { return layer_->kv_scales(); }
   LayerInfo layer_info(int64_t) const override { return layer_->info(); }
   const LoadReport& load_report() const override { return decoder_.load_report(); }
   const Weight* vocabulary_head() const override { return &head_.weight(); }

@@ -101,6 +101,7 @@ Qwen3NextLayer::Attention Qwen3NextLayer::bind_attention(const Qwen3NextConfig& 
   attention.output = bind.linear("self_attn.o_proj", hidden, heads * width);
   attention.q_norm = bind.norm("self_attn.q_norm", width);
   attention.k_norm = bind.norm("self_attn.k_norm", width);
+  attention.kv_scales = bind.kv_scales();
   return attention;
 }
 

@@ -85,7 +85,9 @@ const Entry& entry_of(const ModelFiles& files) {
 
 std::unique_ptr<Model> load_model(ModelFiles& files) {
   use_canonical_names(files);
-  return entry_of(files).load(files);
+  std::unique_ptr<Model> model = entry_of(files).load(files);
+  has_kv_scales(*model, files.origin());  // of all layers, or of none
+  return model;
 }
 
 void use_canonical_names(ModelFiles& files) { entry_of(files).rename(files); }

@@ -57,7 +57,7 @@ CalibrationPass::CalibrationPass(const Model& model, const CalibrationTokens& to
     batches_.push_back({first, std::min(at_once, tokens.sequences.size() - first)});
   }
   for (int64_t layer = 0; layer < pool_.num_layers(); ++layer) {
-    layer_kv_.push_back({pool_.layer_kv(layer), {}});
+    layer_kv_.push_back({layer_kv(model, pool_, layer), {}});
     layer_recurrent_.push_back({pool_.layer_recurrent(layer), {}});
   }
   group_rows_.resize(static_cast<size_t>(pool_.num_groups()));
@@ -169,11 +169,16 @@ void CalibrationPass::observe_batch(int64_t layer, StepContext::ProductObserver&
   run_batch(batches_[batch], layer, x, &observer);
 }
 
-void CalibrationPass::run_layer(int64_t layer) {
+void CalibrationPass::run_layer(int64_t layer, KvObserver* kv) {
   for (const Batch& batch : batches_) {
     const Workspace::Scope scope(workspace_);
     run_batch(batch, layer, hidden_of(batch), nullptr);
+    if (kv != nullptr) kv->add(layer_kv_[layer].store, layer_kv_[layer].sequences);
   }
+}
+
+bool CalibrationPass::keeps_kv(int64_t layer) const {
+  return pool_.plan().layers.at(layer).owner == layer;
 }
 
 }  // namespace braid

@@ -9,6 +9,7 @@
 #include "cache/sequence_state.h"
 #include "layers/step_context.h"
 #include "models/model.h"
+#include "quantize/kv_scales.h"
 #include "tensor/buffer.h"
 #include "tensor/stream.h"
 #include "tensor/workspace.h"
@@ -50,8 +51,11 @@ class CalibrationPass {
   // One of them.
   void observe_batch(int64_t layer, StepContext::ProductObserver& observer, size_t batch);
   size_t num_batches() const { return batches_.size(); }
-  // Replaces the layer's inputs by its outputs.
-  void run_layer(int64_t layer);
+  // Replaces the layer's inputs by its outputs. `kv`, if not null, sees the keys and values of a
+  // layer that keeps some.
+  void run_layer(int64_t layer, KvObserver* kv = nullptr);
+  // Neither a donor's nor none.
+  bool keeps_kv(int64_t layer) const;
 
  private:
   struct Batch {

@@ -41,8 +41,10 @@ class LayerCalibration {
   std::unique_ptr<LayerHessians> observe(const std::vector<const TensorPlan*>& plans);
   // From now on these are in place of the source's, as a later program will load them.
   void replace(const Weights& weights);
-  // Gives the next layer its inputs.
-  void advance();
+  // Whether a layer has keys and values of its own.
+  bool keeps_kv(int64_t layer) const { return quantised_.pass->keeps_kv(layer); }
+  // Gives the next layer its inputs; `kv`, if not null, sees the layer's keys and values.
+  void advance(KvObserver* kv = nullptr);
   void close_layer();
 
  private:

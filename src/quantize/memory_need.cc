@@ -52,6 +52,11 @@ bool MemoryNeed::matches(const CalibrationShape& shape) const {
   return shape.sequences > 0 && options_.match_source && options_.method == QuantizeMethod::kGptq;
 }
 
+bool MemoryNeed::observes_products(const CalibrationShape& shape) const {
+  return shape.sequences > 0 &&
+         (options_.method == QuantizeMethod::kGptq || options_.measure_outputs);
+}
+
 int64_t MemoryNeed::on_device(int64_t bytes) const {
   return options_.device.is_cpu() ? bytes : cuda::footprint(bytes);
 }
@@ -91,7 +96,7 @@ int64_t MemoryNeed::hidden_bytes(const CalibrationShape& shape) const {
 }
 
 int64_t MemoryNeed::hessian_bytes(const CalibrationShape& shape) const {
-  if (shape.sequences == 0) return 0;
+  if (!observes_products(shape)) return 0;
   std::map<int64_t, int64_t> by_layer;
   int64_t most = 0, widest = 0;
   std::map<std::string, int64_t> by_stack;  // of experts one by one, with their common input
@@ -144,7 +149,7 @@ int64_t MemoryNeed::solver_bytes(const CalibrationShape& shape) const {
   int64_t most = 0;
   for (const TensorPlan& plan : plans_) {
     if (!plan.quantised()) continue;
-    const bool solved = shape.sequences > 0 && layer_of(plan.name) && has_grid(plan);
+    const bool solved = observes_products(shape) && layer_of(plan.name) && has_grid(plan);
     const int64_t rows = plan.shape.dim(-2), cols = plan.cols();
     if (solved) {
       most = std::max(most, factor_bytes(cols) + matrix_bytes(rows, cols, matches(shape)));
@@ -153,6 +158,10 @@ int64_t MemoryNeed::solver_bytes(const CalibrationShape& shape) const {
     }
   }
   return most;
+}
+
+int64_t MemoryNeed::kv_bytes() const {
+  return options_.recipe.kv == KvRecipe::kInt8Static ? KvObserver::kMaxBytes : 0;
 }
 
 int64_t MemoryNeed::output_bytes() const {

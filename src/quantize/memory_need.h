@@ -40,6 +40,8 @@ class MemoryNeed {
   int64_t hessian_bytes(const CalibrationShape& shape) const;
   // To round one matrix: its Hessian's factor and all that is as large as the matrix.
   int64_t solver_bytes(const CalibrationShape& shape) const;
+  // To look at keys and values. On the host.
+  int64_t kv_bytes() const;
   // To pack one tensor for the files. On the host.
   int64_t output_bytes() const;
 
@@ -53,6 +55,7 @@ class MemoryNeed {
   int64_t matrix_bytes(int64_t rows, int64_t cols, bool aims) const;
   int64_t on_device(int64_t bytes) const;
   bool matches(const CalibrationShape& shape) const;
+  bool observes_products(const CalibrationShape& shape) const;
 
   QuantizeOptions options_;
   std::unique_ptr<ModelFiles> files_;

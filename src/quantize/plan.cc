@@ -171,6 +171,17 @@ void choose_format(const Storage& storage, const Recipe& recipe, TensorPlan& ten
 
 }  // namespace
 
+std::string_view kv_recipe_name(KvRecipe kv) {
+  switch (kv) {
+    case KvRecipe::kInt8:
+      return "int8";
+    case KvRecipe::kInt8Static:
+      return "int8-static";
+    default:
+      return "none";
+  }
+}
+
 bool has_grid(const TensorPlan& tensor) {
   switch (tensor.format->id) {
     case FormatId::kW8C:
@@ -212,8 +223,6 @@ std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& rec
                      printable(recipe.scheme), fmt::join(gguf_scheme_names(), ", "));
   }
   const Storage usual = gguf ? Storage() : storage_of(recipe.scheme, recipe, "--scheme");
-  if (gguf == nullptr && usual.sort == Storage::Sort::kKeep)
-    throw UsageError("--scheme 'keep' changes nothing");
   if (usual.sort == Storage::Sort::kGroups && recipe.group_size != 0 &&
       std::find(kGroups.begin(), kGroups.end(), recipe.group_size) == kGroups.end()) {
     throw UsageError("--group-size {}: must be 32, 64, 128 or channel", recipe.group_size);
@@ -231,6 +240,10 @@ std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& rec
     if (tensor.parts != nullptr) {
       throw Error("{}: is quantised already ({} is {}); give the original", weights.origin(),
                   printable(name), tensor.dtype_name);
+    }
+    if (name.ends_with(".self_attn.k_scale") || name.ends_with(".self_attn.v_scale")) {
+      throw Error("{}: is quantised already ({} belongs to its keys and values); give the original",
+                  weights.origin(), printable(name));
     }
     TensorPlan& plan = plans.emplace_back();
     plan.name = name;
@@ -263,8 +276,9 @@ std::vector<TensorPlan> plan_tensors(const WeightMap& weights, const Recipe& rec
         "mlp, experts, shared_expert, router, gates, per_layer, embedding, head and mtp)",
         printable(recipe.rules[i].modules), printable(recipe.rules[i].storage), weights.origin());
   }
-  if (gguf == nullptr && std::none_of(plans.begin(), plans.end(),
-                                      [](const TensorPlan& plan) { return plan.quantised(); })) {
+  if (gguf == nullptr && recipe.kv == KvRecipe::kUnspecified &&
+      std::none_of(plans.begin(), plans.end(),
+                   [](const TensorPlan& plan) { return plan.quantised(); })) {
     throw Error("{}: the recipe leaves nothing to quantise", weights.origin());
   }
   return plans;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/weight_map.h"
@@ -11,10 +12,18 @@
 
 namespace braid {
 
+// What files say of keys and values.
+enum class KvRecipe {
+  kUnspecified,
+  kInt8,        // a scale for each token and head, found as they come
+  kInt8Static,  // a scale for each layer's keys and one for its values, from the calibration
+};
+std::string_view kv_recipe_name(KvRecipe kv);  // "none", "int8", "int8-static"
+
 // Which matrices are to be stored how.
 struct Recipe {
-  // "w4a16" (groups of 4-bit codes) or "w8a8" (int8, one scale a row); for GGUF files one of
-  // gguf_scheme_names().
+  // "w4a16" (groups of 4-bit codes), "w8a8" (int8, one scale a row) or "keep" (only what the rules
+  // name changes); for GGUF files one of gguf_scheme_names().
   std::string scheme = "w4a16";
   bool gguf = false;         // what is planned is a GGUF file
   int64_t group_size = 128;  // of w4a16; 0: one scale a row
@@ -22,6 +31,7 @@ struct Recipe {
   bool strict = false;       // a group size that does not divide a width is an error
   bool head = false;         // the embedding and the head as well
   bool half_scales = false;  // w4 formats: scales are to be float16 numbers, not bfloat16 ones
+  KvRecipe kv = KvRecipe::kUnspecified;
 
   // What differs from the defaults, in this order.
   struct Rule {

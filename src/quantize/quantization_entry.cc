@@ -104,6 +104,18 @@ ordered_json scheme_of(const Storage& storage, const std::vector<std::string>& t
   return scheme;
 }
 
+// "token" is a scale for each token of a head: keys and values are [heads, tokens, head_dim] there.
+ordered_json kv_cache_scheme(KvRecipe kv) {
+  if (kv == KvRecipe::kUnspecified) return nullptr;
+  const bool dynamic = kv == KvRecipe::kInt8;
+  ordered_json scheme = {{"num_bits", 8},         {"type", "int"},
+                         {"symmetric", true},     {"strategy", dynamic ? "token" : "tensor"},
+                         {"group_size", nullptr}, {"dynamic", dynamic},
+                         {"observer", nullptr}};
+  if (!dynamic) scheme["observer"] = "minmax";
+  return scheme;
+}
+
 std::string finish(ordered_json config, ordered_json entry) {
   config["quantization_config"] = std::move(entry);
   return config.dump(2) + "\n";
@@ -112,8 +124,8 @@ std::string finish(ordered_json config, ordered_json entry) {
 }  // namespace
 
 std::string with_compressed_tensors_entry(const std::string& config_json,
-                                          const std::vector<TensorPlan>& plans,
-                                          bool split_experts) {
+                                          const std::vector<TensorPlan>& plans, bool split_experts,
+                                          KvRecipe kv) {
   std::map<Storage, std::vector<std::string>> modules;
   std::vector<std::string> ignored;
   bool table = false, head = false;
@@ -135,7 +147,8 @@ std::string with_compressed_tensors_entry(const std::string& config_json,
     const bool all = targets.size() == 1 && !table;
     groups[name] = scheme_of(storage, all ? std::vector<std::string>{"Linear"} : names);
   }
-  std::string format = groups.begin()->at("format");
+  std::string format = groups.empty() ? "dense" : groups.begin()->at("format");
+  if (groups.empty()) ignored.clear();
   for (const auto& group : groups) {
     if (group["format"] != format) format = "mixed-precision";
   }
@@ -144,7 +157,7 @@ std::string with_compressed_tensors_entry(const std::string& config_json,
                         {"quantization_status", "compressed"},
                         {"config_groups", std::move(groups)},
                         {"ignore", ignored},
-                        {"kv_cache_scheme", nullptr}};
+                        {"kv_cache_scheme", kv_cache_scheme(kv)}};
   return finish(ordered_json::parse(config_json), std::move(entry));
 }
 

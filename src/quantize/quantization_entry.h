@@ -11,7 +11,8 @@ namespace braid {
 // every matrix that is not quantised is named there.
 
 std::string with_compressed_tensors_entry(const std::string& config_json,
-                                          const std::vector<TensorPlan>& plans, bool split_experts);
+                                          const std::vector<TensorPlan>& plans, bool split_experts,
+                                          KvRecipe kv);
 std::string with_gptq_entry(const std::string& config_json, const std::vector<TensorPlan>& plans);
 
 }  // namespace braid

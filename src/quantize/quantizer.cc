@@ -82,6 +82,8 @@ uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
   key.add(options.min_inputs_per_column);
   key.add(static_cast<int>(options.one_pass));
   key.add(static_cast<int>(options.match_source));
+  key.add(static_cast<int>(options.measure_outputs));
+  key.add(static_cast<int>(recipe.kv));
   key.add(static_cast<int>(options.device.kind));
   key.add(static_cast<int>(options.precision));
   key.add(calibration.length);
@@ -152,7 +154,7 @@ class Quantizer {
     if (!stream_.is_cpu()) {
       result.device_peak_bytes = cuda::memory_use(stream_.device().index).peak_bytes;
     }
-    write_reports(output_, {plans_, results_, result, calibration_, options_, path_});
+    write_reports(output_, {plans_, results_, kv_, result, calibration_, options_, path_});
     as_gguf() ? publish_gguf() : work_.publish();
     return result;
   }
@@ -161,6 +163,12 @@ class Quantizer {
   bool as_gguf() const { return options_.file_format == QuantizedFileFormat::kGguf; }
 
   bool calibrated() const { return !calibration_.sequences.empty(); }
+
+  bool static_kv() const { return options_.recipe.kv == KvRecipe::kInt8Static; }
+
+  bool observes_products() const {
+    return options_.method == QuantizeMethod::kGptq || options_.measure_outputs;
+  }
 
   void check_formats() const {
     if (as_gguf()) return;
@@ -195,7 +203,7 @@ class Quantizer {
       if (is_layer) ++times_.layers_resumed;
     } else {
       if (runs) layers_->open_layer(index);
-      const WorkFolder::Part part = runs && !plans.empty()
+      const WorkFolder::Part part = runs && !plans.empty() && observes_products()
                                         ? quantise_layer(plans)
                                         : quantize_part(stream_, workspace_, files_.weights(),
                                                         options_, nullptr, times_, plans);
@@ -210,16 +218,25 @@ class Quantizer {
     progress_.done += elements;
   }
 
-  // Gives the next layer its inputs. A layer that was resumed is opened as what it became.
+  // Gives the next layer its inputs, and finds the scales of the layer's keys and values. A layer
+  // that was resumed is opened as what it became.
   void leave_layer(int64_t index, const LayerCalibration::Weights& weights, bool open) {
-    const bool last = index + 1 == num_layers_;
-    if (last && !open) return;
-    if (!last) {
+    const bool has_scales = static_kv() && layers_->keeps_kv(index);
+    const bool finds_scales = has_scales && !work_.has_kv(index);
+    if (index + 1 < num_layers_ || finds_scales) {
       const LayerCalibration::Weights finished = in_order_of_the_model(weights);
       open ? layers_->replace(finished) : layers_->open_layer(index, finished);
-      layers_->advance();
+      open = true;
+      if (finds_scales) {
+        KvObserver kv(stream_);
+        layers_->advance(&kv);
+        work_.save_kv(kv.result(index));
+      } else {
+        layers_->advance();
+      }
     }
-    layers_->close_layer();
+    if (open) layers_->close_layer();
+    if (has_scales) kv_.push_back(work_.load_kv(index));
   }
 
   // Without those whose columns are in the order of the file.
@@ -333,6 +350,35 @@ class Quantizer {
     return outputs;
   }
 
+  // What a layer's tensors of attention are called up to their own names.
+  std::string attention_of(int64_t layer) const {
+    constexpr std::string_view kAttention = "self_attn.";
+    const std::string prefix = fmt::format("layers.{}.{}", layer, kAttention);
+    for (const TensorPlan& plan : plans_) {
+      if (!plan.name.starts_with(prefix)) continue;
+      const size_t at = plan.file_name.find(kAttention);
+      if (at != plan.file_name.npos) return plan.file_name.substr(0, at + kAttention.size());
+    }
+    throw Error("{}: layer {} has keys and values, but no tensors of attention", path_.string(),
+                layer);
+  }
+
+  std::vector<OutputTensors> kv_outputs() const {
+    std::vector<OutputTensors> outputs;
+    for (const KvLayerResult& layer : kv_) {
+      const std::string prefix = attention_of(layer.layer);
+      for (const auto& [name, fit] : {std::pair("k_scale", layer.key), {"v_scale", layer.value}}) {
+        const auto make = [scale = fit.scale] {
+          const auto bytes = std::as_bytes(std::span(&scale, 1));
+          return std::vector<std::vector<std::byte>>{{bytes.begin(), bytes.end()}};
+        };
+        outputs.push_back(
+            {.parts = {{prefix + name, DType::kF32, Shape{1}}}, .make = make, .stored = {}});
+      }
+    }
+    return outputs;
+  }
+
   void write_gguf(QuantizeResult& result) {
     const GgufOutput output(layout_, plans_, files_.weights(), weights_);
     const GgufScheme& scheme = *find_gguf_scheme(options_.recipe.scheme);
@@ -371,7 +417,11 @@ class Quantizer {
       work_.settle_output();
       return result;
     }
-    const std::vector<OutputTensors> tensors = outputs();
+    std::vector<OutputTensors> tensors = outputs();
+    for (OutputTensors& scale : kv_outputs()) {
+      result.added.push_back(scale.parts[0].name);
+      tensors.push_back(std::move(scale));
+    }
     for (const OutputTensors& one : tensors) result.bytes_predicted += one.bytes();
     const auto written = [&](int64_t) { report_progress("writing"); };
     for (const std::string& name :
@@ -405,7 +455,8 @@ class Quantizer {
     write_text_file(output_ / "config.json",
                     options_.file_format == QuantizedFileFormat::kGptq
                         ? with_gptq_entry(config, plans_)
-                        : with_compressed_tensors_entry(config, plans_, options_.split_experts));
+                        : with_compressed_tensors_entry(config, plans_, options_.split_experts,
+                                                        options_.recipe.kv));
     for (const auto& [name, text] : texts_) {
       if (name != "config.json") write_text_file(output_ / name, text);
     }
@@ -447,6 +498,7 @@ class Quantizer {
   std::map<int64_t, std::vector<const TensorPlan*>> parts_;
   std::map<std::string, Weight, std::less<>> weights_;  // quantised ones
   std::map<std::string, MatrixResult> results_;
+  std::vector<KvLayerResult> kv_;  // static_kv(): of the layers that have some
   QuantizeProgress progress_;
   PhaseTimes times_;
   std::optional<LayerCalibration> layers_;  // with a calibration
@@ -459,6 +511,13 @@ QuantizeResult quantize_model(const fs::path& model, const fs::path& out,
                               const QuantizeOptions& options) {
   if (options.method == QuantizeMethod::kGptq && calibration.sequences.empty()) {
     throw Error("GPTQ needs calibration text");
+  }
+  if (options.recipe.kv == KvRecipe::kInt8Static && calibration.sequences.empty()) {
+    throw Error("static scales of keys and values need calibration text");
+  }
+  if (options.recipe.kv != KvRecipe::kUnspecified &&
+      options.file_format != QuantizedFileFormat::kCompressedTensors) {
+    throw Error("only compressed-tensors says how keys and values are stored");
   }
   if (options.file_format == QuantizedFileFormat::kGguf && fs::is_directory(out)) {
     throw Error("{}: is a folder; give the name of a file", out.string());

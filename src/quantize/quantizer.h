@@ -42,6 +42,8 @@ struct QuantizeOptions {
   // at what its own weights would give from the inputs that the quantised model has. Not of
   // experts.
   bool match_source = false;
+  // With a calibration, matrices that are rounded to nearest are compared on it.
+  bool measure_outputs = true;
   QuantizedFileFormat file_format = QuantizedFileFormat::kCompressedTensors;
   int64_t max_shard_bytes = int64_t{5} << 30;
   // An expert that calibration shows fewer inputs than this share of its width is rounded to
@@ -74,7 +76,7 @@ struct QuantizeResult {
   int64_t num_parameters = 0, num_parameters_quantised = 0;
   int64_t bytes_before = 0, bytes_predicted = 0, bytes_after = 0;  // of tensors
   int64_t num_starved = 0;
-  std::vector<std::string> added;  // tensors of a GGUF file that the source has not
+  std::vector<std::string> added;  // tensors that the source has not
   int64_t device_peak_bytes = 0;   // allocated on the device at most
   PhaseTimes times;
 };
@@ -82,7 +84,8 @@ struct QuantizeResult {
 // Quantises a model into the folder `out`, layer by layer: the inputs of a layer are
 // those that the quantised layers before it give. Memory: a layer, its Hessians and the hidden
 // states of the calibration; with match_source, of these two. `calibration` may be empty for
-// kNearest; if not, errors of outputs are measured.
+// kNearest without static scales of keys and values; these are those of the model whose layers up
+// to there are quantised.
 //
 // The folder appears whole or not at all. Finished layers are kept beside it (OUT.quantizing) until
 // then; a call with the same model, options and calibration goes on from there, to the same bytes.

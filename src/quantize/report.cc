@@ -79,6 +79,23 @@ ordered_json tensor_json(const QuantizeReport& report, const TensorPlan& plan) {
   return json;
 }
 
+ordered_json to_json(const ScaleFit& fit) {
+  return {{"scale", fit.scale},
+          {"largest", fit.largest},
+          {"values", fit.count},
+          {"saturated", fit.saturated},
+          {"relative_error", fit.relative_error()}};
+}
+
+ordered_json kv_json(const QuantizeReport& report) {
+  ordered_json json = {{"storage", kv_recipe_name(report.options.recipe.kv)}};
+  for (const KvLayerResult& layer : report.kv) {
+    json["layers"].push_back(
+        {{"layer", layer.layer}, {"keys", to_json(layer.key)}, {"values", to_json(layer.value)}});
+  }
+  return json;
+}
+
 ordered_json to_json(const QuantizeReport& report) {
   ordered_json json = {{"model", report.model.filename().string()},
                        {"scheme", report.options.recipe.scheme},
@@ -88,6 +105,7 @@ ordered_json to_json(const QuantizeReport& report) {
                          {"length", report.calibration.length},
                          {"tokens", report.calibration.num_tokens()}}}};
   json.update(result_json(report.result));
+  json["kv"] = kv_json(report);
   json["tensors"] = ordered_json::array();
   for (const TensorPlan& plan : report.plans) json["tensors"].push_back(tensor_json(report, plan));
   return json;
@@ -103,7 +121,8 @@ std::string summary(const QuantizeReport& report) {
     text += fmt::format("| {} | {} |\n", name, value);
   };
   row("method",
-      options.method == QuantizeMethod::kGptq
+      r.num_quantised == 0 ? std::string("none: all matrices are as they were")
+      : options.method == QuantizeMethod::kGptq
           ? fmt::format("GPTQ, damping {}, columns {}, scales {}, {} refinements, {}",
                         options.gptq.damping, kOrderNames[static_cast<int>(options.gptq.order)],
                         options.gptq.search_scales ? "searched" : "by range",
@@ -116,6 +135,11 @@ std::string summary(const QuantizeReport& report) {
           ? "none"
           : fmt::format("{} sequences of {} tokens", report.calibration.sequences.size(),
                         report.calibration.length));
+  if (options.recipe.kv != KvRecipe::kUnspecified) {
+    row("keys and values", options.recipe.kv == KvRecipe::kInt8
+                               ? "int8, a scale for each token and head as they come"
+                               : "int8, a scale for each layer's keys and one for its values");
+  }
   row("tensors quantised", fmt::format("{} of {}", r.num_quantised, r.num_tensors));
   row("parameters quantised",
       fmt::format("{} of {} ({:.1f} %)", r.num_parameters_quantised, r.num_parameters,
@@ -181,6 +205,23 @@ std::string errors_table(const QuantizeReport& report) {
                                          relative(row.stored, row.output))
                            : std::string("– | – | ");
     text += fmt::format("{:.5f} |\n", relative(row.weight_error, row.weight_square));
+  }
+  return text;
+}
+
+std::string kv_table(const QuantizeReport& report) {
+  if (report.kv.empty()) return {};
+  std::string text =
+      "\n## Keys and values\n\nAs the calibration has shown them: the scale, the share of codes "
+      "clamped to ±127, and the relative error, ‖x − scale · code‖ / ‖x‖.\n\n"
+      "| layer | scale of keys | clamped | error | scale of values | clamped | error |\n"
+      "|---|---|---|---|---|---|---|\n";
+  const auto cells = [](const ScaleFit& fit) {
+    return fmt::format("{:.6g} | {:.4f} % | {:.5f} |", fit.scale, percent(fit.saturated, fit.count),
+                       fit.relative_error());
+  };
+  for (const KvLayerResult& layer : report.kv) {
+    text += fmt::format("| {} | {} {}\n", layer.layer, cells(layer.key), cells(layer.value));
   }
   return text;
 }
@@ -283,10 +324,10 @@ std::filesystem::path gguf_report_path(const std::filesystem::path& gguf, const 
 
 void write_reports(const std::filesystem::path& folder, const QuantizeReport& report) {
   write_text_file(folder / kJsonName, to_json(report).dump(2) + "\n");
-  write_text_file(folder / kMarkdownName, summary(report) + kinds_table(report) +
-                                              errors_table(report) + starved_list(report) +
-                                              notes(report) + times_table(report.result.times) +
-                                              tensors_table(report));
+  write_text_file(folder / kMarkdownName,
+                  summary(report) + kinds_table(report) + errors_table(report) + kv_table(report) +
+                      starved_list(report) + notes(report) + times_table(report.result.times) +
+                      tensors_table(report));
 }
 
 }  // namespace braid

@@ -64,6 +64,20 @@ MatrixResult result_from(const json& object) {
   return result;
 }
 
+json to_json(const ScaleFit& fit) {
+  return {{"scale", fit.scale},         {"largest", fit.largest}, {"count", fit.count},
+          {"saturated", fit.saturated}, {"error", fit.error},     {"square", fit.square}};
+}
+
+ScaleFit scale_fit_from(const json& object) {
+  return {.scale = object.at("scale"),
+          .largest = object.at("largest"),
+          .count = object.at("count"),
+          .saturated = object.at("saturated"),
+          .error = object.at("error"),
+          .square = object.at("square")};
+}
+
 // What is in a file, or which names a folder holds, outlives a loss of power from here on.
 void make_durable(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -185,9 +199,42 @@ WorkFolder::Part WorkFolder::load_part(int64_t index) const {
     }
     for (const json& result : object.at("results")) part.results.push_back(result_from(result));
   } catch (const json::exception&) {
-    throw Error("{}: is damaged; remove {} to start anew", path.string(), path_.string());
+    fail_damaged(path);
   }
   return part;
+}
+
+void WorkFolder::fail_damaged(const fs::path& path) const {
+  throw Error("{}: is damaged; remove {} to start anew", path.string(), path_.string());
+}
+
+fs::path WorkFolder::kv_path(int64_t layer) const {
+  return path_ / fmt::format("kv-{:05}.json", layer);
+}
+
+bool WorkFolder::has_kv(int64_t layer) const {
+  std::error_code error;
+  return fs::is_regular_file(kv_path(layer), error);
+}
+
+void WorkFolder::save_kv(const KvLayerResult& result) {
+  const fs::path path = kv_path(result.layer);
+  write_text_file(path,
+                  json{{"key", to_json(result.key)}, {"value", to_json(result.value)}}.dump());
+  make_durable(path);
+  make_durable(path_);
+}
+
+KvLayerResult WorkFolder::load_kv(int64_t layer) const {
+  const fs::path path = kv_path(layer);
+  try {
+    const json object = json::parse(read_file(path));
+    return {.layer = layer,
+            .key = scale_fit_from(object.at("key")),
+            .value = scale_fit_from(object.at("value"))};
+  } catch (const json::exception&) {
+    fail_damaged(path);
+  }
 }
 
 fs::path WorkFolder::start_output() {

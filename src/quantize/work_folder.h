@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "quant/weight.h"
+#include "quantize/kv_scales.h"
 #include "quantize/matrix_result.h"
 
 namespace braid {
@@ -34,6 +35,11 @@ class WorkFolder {
   // Mapped.
   Part load_part(int64_t index) const;
 
+  // Scales of a layer's keys and values.
+  bool has_kv(int64_t layer) const;
+  void save_kv(const KvLayerResult& result);
+  KvLayerResult load_kv(int64_t layer) const;
+
   // Where the files to be published are written; empty when asked for.
   std::filesystem::path start_output();
   // Waits until the files in it would outlive a loss of power; publishing does so, too.
@@ -46,6 +52,8 @@ class WorkFolder {
 
  private:
   std::filesystem::path part_path(int64_t index, const char* extension) const;
+  std::filesystem::path kv_path(int64_t layer) const;
+  [[noreturn]] void fail_damaged(const std::filesystem::path& path) const;
 
   std::filesystem::path out_, path_;
   int lock_fd_ = -1;

@@ -86,7 +86,7 @@ Runner::Runner(const Model& model, CachePool& pool, Stream& stream, const Runner
   BRAID_CHECK(pool.num_layers() == model.num_layers(), "a cache of {} layers for a model of {}",
               pool.num_layers(), model.num_layers());
   for (int64_t layer = 0; layer < pool.num_layers(); ++layer) {
-    layer_kv_.push_back({pool.layer_kv(layer), {}});
+    layer_kv_.push_back({layer_kv(model, pool, layer), {}});
     layer_recurrent_.push_back({pool.layer_recurrent(layer), {}});
   }
   if (!stream_.is_cpu()) cuda::product_table(stream_);  // a bad file is refused here

@@ -14,10 +14,11 @@ namespace braid {
 struct DrafterSizes {
   ActivationPrecision precision = ActivationPrecision::kF32;
   DType kv_dtype = DType::kF32;
-  int64_t max_context = 0;      // tokens of one sequence
-  int64_t max_sequences = 1;    // known at a time
-  int64_t max_step_tokens = 1;  // most tokens in one forward pass
-  int64_t max_drafts = 1;       // of one request
+  bool dynamic_kv_scales = false;  // CacheOptions
+  int64_t max_context = 0;         // tokens of one sequence
+  int64_t max_sequences = 1;       // known at a time
+  int64_t max_step_tokens = 1;     // most tokens in one forward pass
+  int64_t max_drafts = 1;          // of one request
 };
 
 // What a drafter needs to know of the engine it serves. The references must outlive it.

@@ -25,6 +25,7 @@ const Model& check(const Model& model, const Model& target) {
 CacheOptions ModelDrafter::cache_options(const Model& model, const DrafterSizes& sizes) {
   const int64_t longest = std::min(sizes.max_context + sizes.max_drafts, model.max_positions());
   return {.kv_dtype = sizes.kv_dtype,
+          .dynamic_kv_scales = sizes.dynamic_kv_scales,
           .max_tokens = sizes.max_sequences * longest,
           .max_sequences = sizes.max_sequences,
           .max_sequence_tokens = longest,

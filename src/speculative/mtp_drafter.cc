@@ -39,6 +39,7 @@ bool is_prompt(const DraftRequest& request) {
 CacheOptions MtpDrafter::cache_options(const DrafterSizes& sizes) {
   const int64_t longest = sizes.max_context + sizes.max_drafts;
   return {.kv_dtype = sizes.kv_dtype,
+          .dynamic_kv_scales = sizes.dynamic_kv_scales,
           .max_tokens = sizes.max_sequences * longest,
           .max_sequences = sizes.max_sequences,
           .max_sequence_tokens = longest,

@@ -67,7 +67,8 @@ class PlanTest(MemoryCase):
 
     def test_quantising_stays_within_its_plan(self):
         for number, options in enumerate((("--sequences", 8, "--match-source"), ("--sequences", 8, "--one-pass"),
-                                          ("--method", "rtn"))):
+                                          ("--method", "rtn"),
+                                          ("--scheme", "keep", "--kv", "int8-static", "--sequences", 8))):
             out, peak = self.peak_of("quantize", DEMO, "-o", self.path(f"out{number}"), "-t", 2, *options, "--json",
                                      "--memory-budget", "1GiB")
             plan = json.loads(out)["memory"]

@@ -100,6 +100,36 @@ class QuantizeTest(CliCase):
         self.assertIn(b"leaves them out: model.layers.0.linear_attn.in_proj_qkvz", result.stderr)
         self.assertIn(b"says so: mtp.layers.0.mlp.experts.0.down_proj", result.stderr)
 
+    def test_keys_and_values(self):
+        for scheme, kv in (("keep", "int8"), ("keep", "int8-static"), ("w8a8", "int8-static")):
+            out = self.root / f"{scheme}-{kv}"
+            facts = json.loads(self.succeed("quantize", "demo:gemma4-dense", "-o", out, "--scheme", scheme, "--kv", kv,
+                                            "--sequences", "4", "--sequence-length", "64", "--json"))
+            static = kv == "int8-static"
+            self.assertEqual(len(facts.get("tensors_added", [])), 16 if static else 0)
+            self.assertEqual(facts["tensors_quantised"], 54 if scheme == "w8a8" else 0)
+            config = json.loads((out / "config.json").read_text())["quantization_config"]
+            self.assertEqual(config["kv_cache_scheme"]["dynamic"], not static)
+            report = json.loads((out / "report.json").read_text())
+            self.assertEqual(report["kv"]["storage"], kv)
+            self.assertEqual("## Keys and values" in (out / "report.md").read_text(), static)
+            result = self.braid("run", out, "-p", "It was a cold", "-n", "8", "--temp", "0")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertGreater(len(result.stdout.strip()), 0)
+        self.refuse("quantised already", out, "-o", self.out, "--scheme", "keep", "--kv", "int8-static")
+        empty = self.root / "empty.txt"
+        empty.write_text(" \n")
+        self.refuse("the calibration text is empty", "demo:gemma4", "-o", self.out, "--scheme", "w8a8", "--kv",
+                    "int8-static", "--calibration", empty)
+        for says, words in (("--kv", ["--kv", "int4"]),
+                            ("a GGUF file has no place for it", ["--scheme", "q8_0", "--kv", "int8-static"]),
+                            ("a GGUF file has no place for it", ["--scheme", "q4_k", "--kv", "int8"]),
+                            ("--format gptq has no place for it", ["--format", "gptq", "--kv", "int8-static"]),
+                            ("changes nothing", ["--scheme", "keep"])):
+            name = "out.gguf" if "--scheme" in words and words[1].startswith("q") else "out"
+            self.refuse(says, "demo:gemma4", "-o", self.root / name, *words, code=2)
+        self.assertFalse(self.out.exists())
+
     def test_bad_arguments(self):
         for words in (["--recipe", "mlp"], ["--recipe", "mlp=w3"], ["--group-size", "48"], ["--scheme", "w2"],
                       ["--scheme", "w8a8", "--format", "gptq"]):

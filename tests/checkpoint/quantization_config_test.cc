@@ -30,7 +30,7 @@ TEST(QuantizationConfigTest, ReadsCompressedTensors) {
   ASSERT_TRUE(config);
   EXPECT_EQ(config->method(), QuantizationConfig::Method::kCompressedTensors);
   EXPECT_EQ(config->group_size(), 32);
-  EXPECT_FALSE(config->has_kv_scales());
+  EXPECT_EQ(config->kv_cache().kind, KvCacheScheme::Kind::kNone);
   // Names are whole paths, whatever stands before them; patterns hold from the beginning.
   EXPECT_TRUE(config->covers("model.layers.0.mlp.gate_proj"));
   EXPECT_FALSE(config->covers("model.layers.0.mlp.gate"));
@@ -40,7 +40,8 @@ TEST(QuantizationConfigTest, ReadsCompressedTensors) {
   const auto nested = QuantizationConfig::read(ConfigReader(
       "{\"text_config\": {\"quantization_config\": " + packed(kFourBits) + "}}", "config.json"));
   EXPECT_TRUE(nested);
-  EXPECT_TRUE(read(packed(kFourBits, R"(, "kv_cache_scheme": {"num_bits": 8})"))->has_kv_scales());
+  EXPECT_TRUE(
+      read(packed(kFourBits, R"(, "kv_cache_scheme": {"num_bits": 8})"))->kv_cache().is_int8());
 }
 
 TEST(QuantizationConfigTest, ReadsGptq) {

@@ -15,6 +15,38 @@
 namespace braid {
 namespace {
 
+// A model that has static scales for its keys and values beside all that another is.
+class WithScales : public Model {
+ public:
+  WithScales(const Model& model, std::vector<KvScales> scales)
+      : model_(model), scales_(std::move(scales)) {}
+
+  std::string family() const override { return model_.family(); }
+  int64_t vocab_size() const override { return model_.vocab_size(); }
+  int64_t hidden_size() const override { return model_.hidden_size(); }
+  int64_t num_layers() const override { return model_.num_layers(); }
+  int64_t max_positions() const override { return model_.max_positions(); }
+  CacheLayout cache_layout() const override { return model_.cache_layout(); }
+  KvScales kv_scales(int64_t layer) const override { return scales_.at(layer); }
+  LayerInfo layer_info(int64_t layer) const override { return model_.layer_info(layer); }
+  const LoadReport& load_report() const override { return model_.load_report(); }
+  TensorView embed(StepContext& step) const override { return model_.embed(step); }
+  void place(Placement&) override { FAIL() << "it is placed"; }
+  TensorView forward(StepContext& step) const override { return model_.forward(step); }
+
+ private:
+  const Model& model_;
+  std::vector<KvScales> scales_;
+};
+
+// The largest magnitude of a store's page contents.
+float largest(const TensorView& rows) {
+  float largest = 0;
+  if (rows.rank() == 0) return largest;
+  for (const float x : rows.span<float>()) largest = std::max(largest, std::abs(x));
+  return largest;
+}
+
 // The bundled models with keys and values of each type, over held-out text.
 class KvTypesTest : public ::testing::TestWithParam<const char*> {
  protected:
@@ -32,9 +64,33 @@ class KvTypesTest : public ::testing::TestWithParam<const char*> {
     ids_.resize(2 * kTokens);
   }
 
+  // By the largest keys and values of the second text, as the CPU computes them.
+  void find_static_scales() {
+    const LoadedModel loaded =
+        LoadedModel::load(std::string(BRAID_DEMO_MODEL_FOLDER) + "/" + GetParam());
+    const Model& model = loaded.model();
+    ThreadPool threads({.num_threads = 2});
+    Stream stream(threads);
+    CachePool pool(model.cache_layout(),
+                   {.kv_dtype = DType::kF32, .max_tokens = kTokens, .max_step_tokens = kTokens});
+    Runner runner(model, pool, stream, {.precision = ActivationPrecision::kF32});
+    SequenceState sequence(pool);
+    StepPlan plan;
+    plan.sequences.push_back(
+        {&sequence, std::span(ids_).subspan(kTokens, kTokens), WantedLogits::kNone});
+    EXPECT_EQ(runner.run(plan).status, StepStatus::kDone);
+    std::vector<KvScales> scales;
+    for (int64_t layer = 0; layer < model.num_layers(); ++layer) {
+      const PagedKv kv = pool.layer_kv(layer);
+      scales.push_back({largest(kv.keys) / 127, largest(kv.values) / 127});
+    }
+    with_scales_ = std::make_unique<WithScales>(loaded_->model(), std::move(scales));
+  }
+
   // Logits of the first text, [kTokens, vocab], computed `chunk` tokens a step.
-  std::vector<float> logits(DType kv, int64_t chunk, int num_threads, bool with_mate) {
-    const Model& model = loaded_->model();
+  std::vector<float> logits(DType kv, int64_t chunk, int num_threads, bool with_mate,
+                            bool static_scales = false) {
+    const Model& model = static_scales ? *with_scales_ : loaded_->model();
     ThreadPool threads({.num_threads = num_threads});
     Stream stream(threads, device_);
     CachePool pool(model.cache_layout(),
@@ -81,6 +137,7 @@ class KvTypesTest : public ::testing::TestWithParam<const char*> {
 
   Device device_;
   std::optional<LoadedModel> loaded_;
+  std::unique_ptr<Model> with_scales_;
   std::vector<int32_t> ids_;
 };
 
@@ -98,18 +155,40 @@ TEST_P(KvTypesTest, SmallTypesCostLittle) {
   RecordProperty("int8", std::to_string(loss(int8)));
 }
 
+// Scales that one text has given cost another one no more than that either.
+TEST_P(KvTypesTest, StaticScalesCostLittle) {
+  find_static_scales();
+  const double exact = loss(logits(DType::kF32, kTokens, 2, false));
+  const std::vector<float> fixed = logits(DType::kI8, kTokens, 2, false, true);
+  EXPECT_NE(fixed, logits(DType::kI8, kTokens, 2, false));
+  EXPECT_NEAR(loss(fixed), exact, 0.01);
+  RecordProperty("static_int8", std::to_string(loss(fixed) - exact));
+}
+
 TEST_P(KvTypesTest, ChunksThreadsAndMatesDoNotChangeABit) {
-  for (const DType kv : {DType::kBF16, DType::kI8}) {
-    const std::vector<float> expected = logits(kv, kTokens, 2, false);
+  find_static_scales();
+  struct Kind {
+    DType kv;
+    bool fixed = false;
+  };
+  for (const auto& [kv, fixed] : {Kind{DType::kBF16}, {DType::kI8}, {DType::kI8, true}}) {
+    SCOPED_TRACE(fixed ? "static scales" : "");
+    const std::vector<float> expected = logits(kv, kTokens, 2, false, fixed);
     const auto same = [&](const std::vector<float>& other) {
       return std::equal(expected.begin(), expected.end(), other.begin(), other.end(),
                         [](float a, float b) {
                           return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
                         });
     };
-    EXPECT_TRUE(same(logits(kv, 37, 1, false))) << dtype_name(kv) << ", chunks, one thread";
-    EXPECT_TRUE(same(logits(kv, 65, 3, true))) << dtype_name(kv) << ", with a mate, three threads";
-    EXPECT_TRUE(same(logits(kv, 1, 1, false))) << dtype_name(kv) << ", token by token";
+    // Recurrent layers want to be split at multiples of so many.
+    const int64_t grain = loaded_->model().prefill_alignment();
+    const int64_t chunks[] = {grain == 1 ? 37 : grain, grain == 1 ? 65 : 2 * grain, grain};
+    EXPECT_TRUE(same(logits(kv, chunks[0], 1, false, fixed)))
+        << dtype_name(kv) << ", chunks, one thread";
+    EXPECT_TRUE(same(logits(kv, chunks[1], 3, true, fixed)))
+        << dtype_name(kv) << ", with a mate, three threads";
+    EXPECT_TRUE(same(logits(kv, chunks[2], 1, false, fixed)))
+        << dtype_name(kv) << ", in the shortest chunks";
   }
 }
 
@@ -126,12 +205,17 @@ class CudaKvTypesTest : public KvTypesTest {
 };
 
 TEST_P(CudaKvTypesTest, SmallTypesCostLittle) {
+  find_static_scales();
   const double exact = loss(logits(DType::kF32, kTokens, 2, false));
   for (const int64_t chunk : {kTokens, int64_t{1}}) {
     const std::vector<float> int8 = logits(DType::kI8, chunk, 2, true);
     EXPECT_NE(int8, logits(DType::kBF16, chunk, 2, true));
     EXPECT_NEAR(loss(int8), exact, 0.01) << "chunks of " << chunk;
     RecordProperty("int8_" + std::to_string(chunk), std::to_string(loss(int8) - exact));
+    const std::vector<float> fixed = logits(DType::kI8, chunk, 2, true, true);
+    EXPECT_NE(fixed, int8);
+    EXPECT_NEAR(loss(fixed), exact, 0.01) << "static scales, chunks of " << chunk;
+    RecordProperty("static_int8_" + std::to_string(chunk), std::to_string(loss(fixed) - exact));
   }
 }
 
@@ -141,8 +225,8 @@ std::string name_of(const testing::TestParamInfo<const char*>& info) {
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Bundled, KvTypesTest, ::testing::Values("gemma4", "gemma4-dense"),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(Bundled, KvTypesTest,
+                         ::testing::Values("gemma4", "gemma4-dense", "qwen3next"), name_of);
 INSTANTIATE_TEST_SUITE_P(Bundled, CudaKvTypesTest,
                          ::testing::Values("gemma4", "gemma4-dense", "qwen3next"), name_of);
 

@@ -80,7 +80,8 @@ class GoldenModelTest : public testing::TestWithParam<GoldenCase> {
   }
 
   CacheOptions cache_for(int64_t tokens) const {
-    return {.page_tokens = 8, .max_tokens = tokens, .max_step_tokens = tokens};
+    return {
+        .page_tokens = 8, .kv_dtype = kv_dtype_, .max_tokens = tokens, .max_step_tokens = tokens};
   }
   RunnerOptions runner_options() const {
     return {.precision = precision_,
@@ -236,6 +237,7 @@ class GoldenModelTest : public testing::TestWithParam<GoldenCase> {
   ThreadPool threads_{{.num_threads = 2}};
   Stream stream_;
   ActivationPrecision precision_ = ActivationPrecision::kF32;
+  DType kv_dtype_ = DType::kF32;
   bool use_graphs_ = true;
   bool deterministic_ = false;
   std::unique_ptr<ModelFiles> files_;

@@ -114,6 +114,47 @@ TEST(DeviceQuantizer, ErrorsAreThoseOfTheCpu) {
   }
 }
 
+// The largest key and value of a layer are off by what rounding makes of one number: five
+// deviations of it, each rounded input of a matrix (five a layer) and the cache adding 2^-9 of its
+// size, with float32 products 2^-24 and a root of the longest sum.
+TEST(DeviceQuantizer, ScalesOfKeysAndValuesAreThoseOfTheCpu) {
+  if (cuda::num_devices() == 0) GTEST_SKIP() << "this machine has no CUDA device";
+  testing::FreshRandom random;
+  ThreadPool pool({.num_threads = 2});
+  for (const char* name : {"gemma4_e4b", "qwen3_5_nested", "gemma4_dense"}) {
+    const testing::TempFolder folder;
+    // More than one batch of the device, whose last pages are not full.
+    const CalibrationTokens tokens = random_tokens(100, 90, random);
+    QuantizeOptions options;
+    options.recipe.scheme = "keep";
+    options.recipe.kv = KvRecipe::kInt8Static;
+    options.method = QuantizeMethod::kNearest;
+    const auto layers_of = [&](const char* out) {
+      quantize_model(tiny(name), folder.path() / out, tokens, pool, options);
+      return nlohmann::json::parse(read_file(folder.path() / out / "report.json"))["kv"]["layers"];
+    };
+    const nlohmann::json expected = layers_of("cpu");
+    ASSERT_FALSE(expected.empty());
+    options.device = kCuda;
+    for (const bool exact : {true, false}) {
+      options.precision = exact ? ActivationPrecision::kF32 : ActivationPrecision::kBF16;
+      const nlohmann::json found = layers_of(exact ? "f32" : "bf16");
+      ASSERT_EQ(found.size(), expected.size());
+      for (size_t i = 0; i < found.size(); ++i) {
+        const double rounds = 6 * (found[i]["layer"].get<double>() + 1);
+        const double chance = 5 * std::sqrt(rounds) * (exact ? 0x1p-24 * std::sqrt(128.0) : 0x1p-9);
+        for (const char* what : {"keys", "values"}) {
+          EXPECT_EQ(found[i][what]["values"], expected[i][what]["values"]);
+          EXPECT_EQ(found[i][what]["saturated"], 0);
+          const double scale = expected[i][what]["scale"];
+          EXPECT_NEAR(found[i][what]["scale"].get<double>(), scale, chance * scale)
+              << name << " " << found[i]["layer"] << " " << what;
+        }
+      }
+    }
+  }
+}
+
 // Interrupted and resumed: to the same bytes.
 TEST(DeviceQuantizer, GoesOnWhereItWasStopped) {
   if (cuda::num_devices() == 0) GTEST_SKIP() << "this machine has no CUDA device";
@@ -124,6 +165,7 @@ TEST(DeviceQuantizer, GoesOnWhereItWasStopped) {
   QuantizeOptions options;
   options.device = kCuda;
   options.precision = ActivationPrecision::kBF16;
+  options.recipe.kv = KvRecipe::kInt8Static;
   const fs::path model = tiny("gemma4_e4b");
   quantize_model(model, folder.path() / "whole", tokens, pool, options);
   options.progress = [](const QuantizeProgress& progress) {

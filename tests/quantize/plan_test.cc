@@ -128,8 +128,8 @@ TEST_F(PlanTest, WhatCannotBeDoneIsNamed) {
 
 TEST_F(PlanTest, ConfigsTellWhatIsQuantised) {
   const auto plans = plan_tensors(weights_, {});
-  const auto config =
-      nlohmann::json::parse(with_compressed_tensors_entry("{\"a\": 1}", plans, false));
+  const auto config = nlohmann::json::parse(
+      with_compressed_tensors_entry("{\"a\": 1}", plans, false, KvRecipe::kUnspecified));
   EXPECT_EQ(config["a"], 1);
   const auto& entry = config["quantization_config"];
   EXPECT_EQ(entry["format"], "pack-quantized");
@@ -140,12 +140,32 @@ TEST_F(PlanTest, ConfigsTellWhatIsQuantised) {
                            "model.layers.1.mlp.gate", "model.layers.1.mlp.shared_expert.up_proj",
                            "model.layers.1.mlp.shared_expert_gate",
                            "model.mtp.layers.0.mlp.up_proj", "model.vision_tower.proj", "lm_head"));
-  const auto one = nlohmann::json::parse(
-      with_compressed_tensors_entry("{}", plan_tensors(weights_, {.scheme = "w8a8"}), false));
+  const auto one = nlohmann::json::parse(with_compressed_tensors_entry(
+      "{}", plan_tensors(weights_, {.scheme = "w8a8"}), false, KvRecipe::kUnspecified));
   const auto& group = one["quantization_config"]["config_groups"]["group_0"];
   EXPECT_EQ(group["targets"], nlohmann::json({"Linear"}));
   EXPECT_EQ(group["format"], "int-quantized");
   EXPECT_EQ(group["input_activations"]["dynamic"], true);
+  EXPECT_TRUE(one["quantization_config"]["kv_cache_scheme"].is_null());
+}
+
+TEST_F(PlanTest, ConfigsTellHowKeysAndValuesAreKept) {
+  EXPECT_THAT(error_of({.scheme = "keep"}), HasSubstr("nothing to quantise"));
+  for (const KvRecipe kv : {KvRecipe::kInt8, KvRecipe::kInt8Static}) {
+    const auto plans = plan_tensors(weights_, {.scheme = "keep", .kv = kv});
+    const auto entry = nlohmann::json::parse(
+        with_compressed_tensors_entry("{}", plans, false, kv))["quantization_config"];
+    EXPECT_EQ(entry["format"], "dense");
+    EXPECT_TRUE(entry["config_groups"].empty());
+    const auto& scheme = entry["kv_cache_scheme"];
+    EXPECT_EQ(scheme["num_bits"], 8);
+    EXPECT_EQ(scheme["type"], "int");
+    EXPECT_EQ(scheme["symmetric"], true);
+    EXPECT_EQ(scheme["strategy"], kv == KvRecipe::kInt8 ? "token" : "tensor");
+    EXPECT_EQ(scheme["dynamic"], kv == KvRecipe::kInt8);
+  }
+  add("layers.1.self_attn.k_scale", {1});
+  EXPECT_THAT(error_of({.scheme = "w8a8"}), HasSubstr("layers.1.self_attn.k_scale belongs to"));
 }
 
 }  // namespace

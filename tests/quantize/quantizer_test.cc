@@ -204,6 +204,7 @@ TEST_P(QuantizerTest, GoesOnAfterAnInterruptionToTheSameBytes) {
   const CalibrationTokens tokens = random_tokens(GetParam().vocab, 4, 48, random_);
   QuantizeOptions options;
   options.match_source = random_.integer(0, 1) == 1;
+  options.recipe.kv = random_.integer(0, 1) == 1 ? KvRecipe::kInt8Static : KvRecipe::kUnspecified;
   quantize_model(GetParam().path, folder_.path() / "whole", tokens, pool_, options);
 
   int64_t calls = 0;

@@ -35,11 +35,33 @@ inline Int8Row quantise_int8(const float* x, int64_t n) {
   return row;
 }
 
+// The same with a scale that was chosen ahead.
+inline Int8Row quantise_int8(const float* x, int64_t n, float scale) {
+  Int8Row row{.codes = std::vector<int8_t>(n), .scale = scale};
+  const float inverse = 1.0f / scale;
+  for (int64_t d = 0; d < n; ++d) {
+    if (!std::isfinite(x[d])) {
+      std::fill(row.codes.begin(), row.codes.end(), int8_t{0});
+      row.scale = std::numeric_limits<float>::quiet_NaN();
+      return row;
+    }
+    row.codes[d] = static_cast<int8_t>(std::clamp(std::nearbyint(x[d] * inverse), -127.0f, 127.0f));
+  }
+  return row;
+}
+
 // Most by which a stored element differs from the given one.
 inline double int8_error(const float* x, int64_t n) {
   double largest = 0;
   for (int64_t d = 0; d < n; ++d) largest = std::max(largest, std::abs(double{x[d]}));
   return std::max(largest / 254 * (1 + 0x1p-15), 0x1p-100);
+}
+
+// Likewise with a scale that was chosen ahead.
+inline double int8_error(const float* x, int64_t n, float scale) {
+  double largest = 0;
+  for (int64_t d = 0; d < n; ++d) largest = std::max(largest, std::abs(double{x[d]}));
+  return std::max(scale * 0.5 * (1 + 0x1p-15), largest - 127.0 * scale);
 }
 
 }  // namespace braid::reference

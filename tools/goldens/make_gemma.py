@@ -66,14 +66,15 @@ def check_reference(model, ids, logits):
     return worst
 
 
-def make_goldens(model, variant, rng):
+def make_goldens(model, variant, rng, is_clear=lambda ids: True):
+    """Of prompts that is_clear() accepts."""
     distinct = 2 if variant.brief else LEAST_DISTINCT
     tensors, facts = {}, {"worst": 0.0, "gap": 1.0, "lead": np.inf}
     for length in BRIEF_LENGTHS if variant.brief else LENGTHS:
         for _ in range(200):
             ids = draw_ids(rng, model, length)
             inside = internals(model, ids)
-            if inside.get("router_gap", 1.0) < LEAST_ROUTER_GAP:
+            if inside.get("router_gap", 1.0) < LEAST_ROUTER_GAP or not is_clear(ids):
                 continue
             if length not in GREEDY_LENGTHS:
                 break

@@ -4,9 +4,13 @@
 A random Gemma 3 goes through llm-compressor's oneshot() with its own presets (W4A16 and W8A8 by GPTQ), which
 writes the folder as it does any user's. The reference is transformers in float32 with the matrices as
 compressed-tensors unpacks them on loading, their scales taken to float32 first: no weight is rounded again.
+
+With static scales of keys and values the reference keeps these in compressed-tensors' own quantised cache. Its codes
+are -128 to 127, so that a scale is the largest magnitude / 127.5; an engine whose codes end at -127 differs by one
+code where the reference has -128, and any engine may where a number lies between two codes. Prompts are drawn until
+no key or value is at -128 or too near to such a middle.
 """
 
-import argparse
 import pathlib
 import shutil
 import tempfile
@@ -16,9 +20,13 @@ import make_gemma
 import numpy as np
 import torch
 import transformers
+from compressed_tensors.modeling.kvcache import initialize_hooked_kv_cache, register_key_hook, register_value_hook
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStatus
 from datasets import Dataset
+from golden_files import finish_folder, run
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
+from safetensors import safe_open
 from tokenizers import Tokenizer, models
 from transformers.utils.quantization_config import CompressedTensorsConfig
 
@@ -27,7 +35,10 @@ CONFIG = gemma_variants.gemma3(
     vocab_size=96, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2,
     query_pre_attn_scalar=16, sliding_window_pattern=2,
 )
-SCHEMES = {"gemma3_llmcompressor_w4a16": "W4A16", "gemma3_llmcompressor_w8a8": "W8A8"}
+SCHEMES = {"gemma3_llmcompressor_w4a16": "W4A16", "gemma3_llmcompressor_w8a8": "W8A8", "gemma3_llmcompressor_kv": "W8A8"}
+KV = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor", "dynamic": False, "observer": "minmax"}
+# Of a code from the middle between two: some times what float32 leaves open, 127 · 2^-24 · sqrt(128) for a dot product.
+LEAST_MARGIN = 1e-4
 SEQUENCES, LENGTH = 32, 64
 
 
@@ -58,6 +69,47 @@ def as_stored(folder):
     return plain.eval(), len(scales)
 
 
+class CodeMargins:
+    """How near the keys and values of a pass come to another code."""
+
+    def __init__(self, model):
+        self.model, self.margin, self.lowest = model, 1.0, 0.0
+        for layer in model.model.layers:
+            for name, hook in (("k", register_key_hook), ("v", register_value_hook)):
+                hook(layer.self_attn, lambda module, x, name=name: self.see(x / getattr(module, name + "_scale")))
+
+    def are_clear(self, ids):
+        self.margin, self.lowest = 1.0, 0.0
+        make_gemma.whole_logits(self.model, ids)
+        return self.margin > LEAST_MARGIN and self.lowest > -127.5
+
+    def see(self, codes):
+        codes = codes.detach().double()
+        inside = codes[codes.abs() < 127.5]
+        self.margin = min(self.margin, (inside - inside.floor() - 0.5).abs().min().item())
+        self.lowest = min(self.lowest, codes.min().item())
+
+
+def keep_quantised(model, folder):
+    """Keys and values go through compressed-tensors' cache with the folder's scales."""
+    args = QuantizationArgs.model_validate(KV)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        for i, layer in enumerate(model.model.layers):
+            module = layer.self_attn
+            module.quantization_scheme = QuantizationScheme(targets=["Gemma3Attention"], input_activations=args)
+            module.quantization_status = QuantizationStatus.FROZEN
+            for name in ("k_scale", "v_scale"):
+                scale = file.get_tensor(f"model.layers.{i}.self_attn.{name}").float()
+                module.register_parameter(name, torch.nn.Parameter(scale, requires_grad=False))
+            initialize_hooked_kv_cache(model, module)
+    return CodeMargins(model)
+
+
+def recipe(name):
+    kv = {"kv_cache_scheme": KV} if name.endswith("_kv") else {}
+    return GPTQModifier(targets="Linear", scheme=SCHEMES[name], ignore=["lm_head"], **kv)
+
+
 def make_variant(name, root, seed):
     variant = gemma_variants.Variant("gemma3", CONFIG, "BF16", brief=True)
     number = list(SCHEMES).index(name)
@@ -71,7 +123,7 @@ def make_variant(name, root, seed):
         tokenizer().save_pretrained(source)
         oneshot(
             model=str(source), dataset=calibration(generator), max_seq_length=LENGTH,
-            num_calibration_samples=SEQUENCES, recipe=GPTQModifier(targets="Linear", scheme=SCHEMES[name], ignore=["lm_head"]),
+            num_calibration_samples=SEQUENCES, recipe=recipe(name),
             output_dir=str(written),
         )
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,25 +131,11 @@ def make_variant(name, root, seed):
             shutil.copyfile(written / file, folder / file)
     reference, quantised = as_stored(folder)
     assert quantised == 7 * CONFIG["num_hidden_layers"], f"{quantised} matrices were quantised"
-    goldens, facts = make_gemma.make_goldens(reference, variant, np.random.default_rng([seed, number]))
-    make_gemma.write_golden(folder / "golden.safetensors", goldens, facts, "tools/goldens/make_llmcompressor.py")
-    for file in folder.iterdir():
-        file.chmod(0o644)
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    print(f"{name:28} {size / 1024:4.0f} KiB  self-agreement {facts['worst']:.1e}", flush=True)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = pathlib.Path(__file__).resolve().parents[2] / "tests/data/models"
-    parser.add_argument("--output", type=pathlib.Path, default=default)
-    parser.add_argument("--variants", nargs="*", default=list(SCHEMES), choices=list(SCHEMES))
-    parser.add_argument("--seed", type=int, default=8300)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    for name in args.variants:
-        make_variant(name, args.output, args.seed)
+    is_clear = keep_quantised(reference, folder).are_clear if name.endswith("_kv") else lambda ids: True
+    goldens, facts = make_gemma.make_goldens(reference, variant, np.random.default_rng([seed, number]), is_clear)
+    sizes = finish_folder(folder, goldens, facts, "tools/goldens/make_llmcompressor.py")
+    print(f"{name:28} {sum(sizes.values()):4.0f} KiB  self-agreement {facts['worst']:.1e}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, SCHEMES, 8300, make_variant)

@@ -6,7 +6,7 @@
 Every quantised matrix is expanded by the compressed-tensors package (or, of GPTQ files, by the format's
 definition) and must equal braid's float32 values exactly. The scheme of each matrix is found as that package
 finds it: by the targets and the ignore list of quantization_config. Exit code 1 on any difference, on a matrix
-that the config gives no scheme, and on one that it wrongly gives one.
+that the config gives no scheme, and on one that it wrongly gives one; likewise for scales of keys and values.
 """
 
 import argparse
@@ -45,12 +45,35 @@ class CompressedTensors:
         parsed = QuantizationConfig.model_validate(config)
         self.schemes = list(parsed.config_groups.values())
         self.ignore = parsed.ignore
+        self.kv = parsed.kv_cache_scheme
 
     def scheme_of(self, module):
         if any(matches(module, target) for target in self.ignore):
             return None
         found = [s for s in self.schemes if any(matches(module, target) for target in s.targets)]
         return found[0] if found else None
+
+    def kv_faults(self, tensors):
+        """What is wrong with the scales of keys and values, and how many there are."""
+        from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+
+        names = [name for name in tensors if name.endswith((".k_scale", ".v_scale"))]
+        if self.kv is None or self.kv.dynamic:
+            return [f"{name}: the config says nothing of static scales" for name in names], len(names)
+        faults = [] if names else ["no scales of keys and values, but the config says so"]
+        for name in names:
+            stem, last = name.rsplit(".", 1)
+            scale = tensors[name].float()
+            if f"{stem}.{'v_scale' if last == 'k_scale' else 'k_scale'}" not in tensors:
+                faults.append(f"{name}: has no partner")
+            if scale.numel() != 1 or not bool(torch.isfinite(scale).all()) or float(scale) <= 0:
+                faults.append(f"{name}: is no scale")
+                continue
+            codes = torch.arange(-127, 128).float()
+            read = fake_quantize(codes * scale, scale, torch.zeros_like(scale), self.kv)
+            if not torch.equal(read, codes * scale):
+                faults.append(f"{name}: codes do not stand for themselves")
+        return faults, len(names)
 
     def matrices(self, tensors):
         """(name, module, parts) of each quantised matrix."""
@@ -86,6 +109,9 @@ class CompressedTensors:
 class Gptq:
     def __init__(self, config):
         self.config = config
+
+    def kv_faults(self, tensors):
+        return [], 0
 
     def scheme_of(self, module):
         for rule in self.config.get("dynamic", {}):
@@ -154,7 +180,8 @@ def main():
         subprocess.run([args.dump, args.folder, dumped], check=True)
         with safe_open(dumped, "np") as file:
             ours = {name: file.get_tensor(name) for name in file.keys()}
-    faults, count, values = [], 0, 0
+    faults, scales = reader.kv_faults(tensors)
+    count, values = 0, 0
     quantised = set()
     for name, module, parts in reader.matrices(tensors):
         quantised.add(module)
@@ -176,8 +203,9 @@ def main():
             faults.append(f"{name}: not quantised, but the config says so")
     for fault in faults:
         print(fault)
-    print(f"{args.folder.name}: {count} matrices, {values} values, {len(faults)} faults")
-    return 1 if faults or count == 0 or count != len(ours) else 0
+    says_kv = getattr(reader, "kv", None) is not None
+    print(f"{args.folder.name}: {count} matrices, {values} values, {scales} scales of keys or values, {len(faults)} faults")
+    return 1 if faults or (count == 0 and not says_kv) or count != len(ours) else 0
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ void check_cache(const PagedKv& cache) {
                 "scales {} and {} for keys {}", to_string(cache.key_scales.shape()),
                 to_string(cache.value_scales.shape()), to_string(cache.keys.shape()));
   }
+  const KvScales& fixed = cache.static_scales;
+  const auto usable = [](float s) { return s >= kSmallestKvScale && s <= kLargestKvScale; };
+  BRAID_CHECK(
+      fixed == KvScales{} || (dtype == DType::kI8 && usable(fixed.key) && usable(fixed.value)),
+      "static scales {} and {} of {} keys and values", fixed.key, fixed.value, dtype_name(dtype));
   BRAID_CHECK(
       cache.page_tokens() >= 8 && std::has_single_bit(static_cast<uint64_t>(cache.page_tokens())),
       "pages of {} tokens", cache.page_tokens());
@@ -377,13 +382,13 @@ void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
   if (!stream.is_cpu()) return cuda::write_kv(stream, k, v, sequences, cache);
   const AttentionKernels& kernels = BRAID_KERNELS(kAttentionKernels);
   const DType dtype = cache.keys.dtype();
-  const auto put = [&](const float* from, std::byte* to, float* scale) {
+  const auto put = [&](const float* from, std::byte* to, float* scale, float static_scale) {
     if (dtype == DType::kF32) {
       std::memcpy(to, from, sizeof(float) * head_dim);
     } else if (dtype == DType::kBF16) {
       kernels.to_bf16(from, to, head_dim);
     } else {
-      kernels.to_i8(from, reinterpret_cast<int8_t*>(to), scale, head_dim);
+      kernels.to_i8(from, reinterpret_cast<int8_t*>(to), scale, static_scale, head_dim);
     }
   };
   split_rows(stream, num_rows, 2 * kv_heads * head_dim, [&](int64_t begin, int64_t end) {
@@ -396,9 +401,10 @@ void write_kv(Stream& stream, const TensorView& k, const TensorView& v,
         for (int64_t i = first; i < last; ++i) {
           const int64_t row = sequence.first_row + i - start;
           const int64_t position = sequence.first_position + i - start;
-          put(k.row<float>(row) + head * head_dim, pages.key(position), pages.key_scale(position));
+          put(k.row<float>(row) + head * head_dim, pages.key(position), pages.key_scale(position),
+              cache.static_scales.key);
           put(v.row<float>(row) + head * head_dim, pages.value(position),
-              pages.value_scale(position));
+              pages.value_scale(position), cache.static_scales.value);
         }
       }
       start += sequence.num_rows;

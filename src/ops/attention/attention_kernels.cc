@@ -111,7 +111,7 @@ void to_bf16(const float* from, void* to, int64_t n) {
   for (; i < n; ++i) out[i] = to_bfloat16(from[i]);
 }
 
-void to_i8(const float* from, int8_t* to, float* scale, int64_t n) {
+void to_i8(const float* from, int8_t* to, float* scale, float static_scale, int64_t n) {
   // Magnitudes in order of their bits; those of infinities and NaN come last.
   Vi tops{};
   int64_t i = 0;
@@ -128,14 +128,26 @@ void to_i8(const float* from, int8_t* to, float* scale, int64_t n) {
   float largest;
   __builtin_memcpy(&largest, &top, sizeof(largest));
   const bool finite = top < 0x7f800000;
-  // Codes of magnitudes too small for 127 / largest to be finite are 0.
-  const float inverse = finite && largest >= 0x1p-100f ? 127.0f / largest : 0.0f;
-  *scale = !finite ? __builtin_nanf("") : inverse > 0 ? largest / 127.0f : 0.0f;
+  float inverse = 0;
+  if (!finite) {
+    *scale = __builtin_nanf("");
+  } else if (static_scale > 0) {
+    inverse = 1.0f / static_scale;
+    *scale = static_scale;
+  } else {
+    // Codes of magnitudes too small for 127 / largest to be finite are 0.
+    if (largest >= 0x1p-100f) inverse = 127.0f / largest;
+    *scale = inverse > 0 ? largest / 127.0f : 0.0f;
+  }
+  const Vf top_code = splat(127.0f);
   const Vf kRound = splat(0x1.8p23f);  // adding it leaves the nearest integer in the low bits
   for (i = 0; i < n; i += kLanes) {
     const int64_t count = n - i < kLanes ? n - i : kLanes;
     const Vf x = count == kLanes ? load(from + i) : load_partial(from + i, count);
-    const Vi codes = (Vi)(x * inverse + kRound) - (Vi)kRound;
+    Vf steps = x * inverse;
+    steps = steps > top_code ? top_code : steps;
+    steps = steps < -top_code ? -top_code : steps;
+    const Vi codes = (Vi)(steps + kRound) - (Vi)kRound;
     for (int64_t l = 0; l < count; ++l) {
       to[i + l] = finite ? static_cast<int8_t>(codes[l]) : int8_t{0};
     }

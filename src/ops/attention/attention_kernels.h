@@ -69,8 +69,8 @@ struct AttentionKernels {
   void (*finish)(const float* weighted, float sum, float* out, int64_t head_dim);
   // Rounds n floats to bfloat16 (to: uint16_t bit patterns).
   void (*to_bf16)(const float* from, void* to, int64_t n);
-  // n floats as codes and their scale; see ops/attention/paged_kv.h.
-  void (*to_i8)(const float* from, int8_t* to, float* scale, int64_t n);
+  // n floats as codes and their scale; see ops/attention/paged_kv.h. static_scale 0: their own.
+  void (*to_i8)(const float* from, int8_t* to, float* scale, float static_scale, int64_t n);
 };
 
 BRAID_DECLARE_KERNELS(AttentionKernels, kAttentionKernels)

@@ -7,6 +7,17 @@
 
 namespace braid {
 
+// Of a layer's int8 keys and values, from calibration. 0: each token and head gets its own.
+struct KvScales {
+  float key = 0;
+  float value = 0;
+  bool operator==(const KvScales&) const = default;
+};
+
+// Scales that keys and values can be stored with lie between these.
+inline constexpr float kSmallestKvScale = 0x1p-100f;
+inline constexpr float kLargestKvScale = 0x1p100f;
+
 // One layer's share of a paged store. keys, values: [pages, kv_heads, page_tokens, head_dim],
 // float32, bfloat16 or int8. A page id means the same page in every layer of a group.
 //
@@ -14,6 +25,12 @@ namespace braid {
 // and the scale a / 127; it stands for code · scale. If an x_d is not finite, the scale is NaN and
 // so is everything computed from it; if a < 2^-100, codes and scale are 0. Otherwise each element
 // is off by at most e = a / 254 · (1 + 2^-15): half a step, and 127 steps of three roundings.
+//
+// int8 with static scales: each element x is stored as x / s, rounded to the nearest integer (ties
+// to even) and clamped to ±127, s the layer's scale for keys or values; the scale of each token and
+// head is s, or NaN if an element of its is not finite. An element is off by at most
+// e = max(s / 2 · (1 + 2^-15), |x| − 127·s): half a step and two roundings (x / s is computed as x
+// times 1 / s), or what is beyond the range.
 //
 // What that does to attention, exact arithmetic otherwise: a score s·q·k is off by at most
 // δ = max over keys of s·Σ|q_d|·e(k), a weight by a factor between exp(−2δ) and exp(2δ), hence an
@@ -24,6 +41,7 @@ struct PagedKv {
   // int8 only: [pages, kv_heads, page_tokens] float32; empty otherwise.
   TensorView key_scales;
   TensorView value_scales;
+  KvScales static_scales = {};  // int8 only: with what write_kv() writes
 
   int64_t num_kv_heads() const { return keys.dim(1); }
   int64_t page_tokens() const { return keys.dim(2); }

@@ -29,6 +29,21 @@ __device__ __forceinline__ Int8Scale int8_scale(uint32_t largest) {
   return {__fdiv_rn(127.0f, top), __fdiv_rn(top, 127.0f)};
 }
 
+// The same with a scale that was chosen ahead, if there is one (`fixed`: it, and 1 / it). Codes
+// must be clamped.
+__device__ __forceinline__ Int8Scale int8_scale(uint32_t largest, Int8Scale fixed) {
+  return fixed.scale > 0 && largest < 0x7f800000u ? fixed : int8_scale(largest);
+}
+__device__ __forceinline__ int clamped_int8_code(float x, float inverse) {
+  return max(-127, min(127, __float2int_rn(__fmul_rn(x, inverse))));
+}
+__device__ __forceinline__ uint32_t clamped_int8_codes(float4 v, float inverse) {
+  const auto code = [&](float x) {
+    return static_cast<uint32_t>(clamped_int8_code(x, inverse)) & 0xffu;
+  };
+  return code(v.x) | code(v.y) << 8 | code(v.z) << 16 | code(v.w) << 24;
+}
+
 // Four codes, the first in the low byte.
 __device__ __forceinline__ uint32_t int8_codes(float4 v, float inverse) {
   const auto code = [&](float x) {

@@ -23,14 +23,15 @@ struct CacheSetup {
   int64_t page_tokens = 32;
   int64_t window = 0;
   float scale = 1;
+  KvScales static_scales = {};  // of int8
 
   int64_t heads() const { return kv_heads * group; }
 };
 
 inline std::string describe(const CacheSetup& s) {
-  return fmt::format("{}, {} KV heads × {}, head_dim {}, page {}, window {}, scale {}",
+  return fmt::format("{}, {} KV heads × {}, head_dim {}, page {}, window {}, scale {}, steps {} {}",
                      dtype_name(s.dtype), s.kv_heads, s.group, s.head_dim, s.page_tokens, s.window,
-                     s.scale);
+                     s.scale, s.static_scales.key, s.static_scales.value);
 }
 
 // What one sequence is, apart from how it is computed: its queries, keys and values by position.
@@ -44,13 +45,22 @@ struct Text {
   }
 };
 
+// static_scale 0: the row's own.
+inline reference::Int8Row int8_row(const float* x, int64_t n, float static_scale) {
+  return static_scale > 0 ? reference::quantise_int8(x, n, static_scale)
+                          : reference::quantise_int8(x, n);
+}
+inline double int8_row_error(const float* x, int64_t n, float static_scale) {
+  return static_scale > 0 ? reference::int8_error(x, n, static_scale) : reference::int8_error(x, n);
+}
+
 // What a store makes of heads of head_dim elements.
-inline void round_as(const CacheSetup& setup, std::vector<float>& values) {
+inline void round_as(const CacheSetup& setup, float static_scale, std::vector<float>& values) {
   if (setup.dtype == DType::kBF16) {
     for (float& x : values) x = to_float(to_bfloat16(x));
   } else if (setup.dtype == DType::kI8) {
     for (size_t at = 0; at < values.size(); at += setup.head_dim) {
-      const reference::Int8Row row = reference::quantise_int8(&values[at], setup.head_dim);
+      const reference::Int8Row row = int8_row(&values[at], setup.head_dim, static_scale);
       for (int64_t d = 0; d < setup.head_dim; ++d) values[at + d] = row.value(d);
     }
   }
@@ -68,7 +78,8 @@ inline Text random_text(Random& random, const CacheSetup& setup, int64_t length)
     for (float& x : *values) x = random.normal(size);
   }
   text.kv = text.written;
-  for (std::vector<float>* values : {&text.kv.keys, &text.kv.values}) round_as(setup, *values);
+  round_as(setup, setup.static_scales.key, text.kv.keys);
+  round_as(setup, setup.static_scales.value, text.kv.values);
   return text;
 }
 
@@ -96,7 +107,8 @@ class Bed {
   }
 
   PagedKv cache() const {
-    return {keys_.view(), values_.view(), key_scales_.view(), value_scales_.view()};
+    return {keys_.view(), values_.view(), key_scales_.view(), value_scales_.view(),
+            setup_.static_scales};
   }
 
   // Returns the sequence's index. num_pages 0: enough for its length.
@@ -200,6 +212,12 @@ class AttentionOpTest : public OpTest {
  protected:
   DType random_dtype() { return random.pick({DType::kF32, DType::kBF16, DType::kI8}); }
 
+  // For random_text(): what is beyond 2 to 5 deviations is clamped.
+  KvScales random_scales(int64_t head_dim) {
+    const float deviation = 1 / std::sqrt(std::sqrt(static_cast<float>(head_dim)));
+    return {random.uniform(2, 5) * deviation / 127, random.uniform(2, 5) / 127};
+  }
+
   // CUDA computes these on its tensor cores: queries and weights are rounded to bfloat16, and which
   // products are summed in which order depends on how many rows a step has of the sequence.
   bool on_tensor_cores(const CacheSetup& setup) const {
@@ -263,6 +281,9 @@ class AttentionOpTest : public OpTest {
     setup.window = random.pick<int64_t>(
         {0, 0, 0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129});
     setup.scale = random.pick({1.0f, 0.0625f, 0.3f});
+    if (setup.dtype == DType::kI8 && random.integer(0, 1) == 1) {
+      setup.static_scales = random_scales(setup.head_dim);
+    }
     return setup;
   }
 };

@@ -18,7 +18,7 @@ class AttentionHeadsTest : public OpTest {
           value_scales(DType::kF32, {6, kv_heads, 8}, device) {}
     PagedKv view() const {
       if (keys.dtype() != DType::kI8) return {keys, values, {}, {}};
-      return {keys, values, key_scales, value_scales};
+      return {keys, values, key_scales, value_scales, static_scales};
     }
     std::vector<std::byte> bytes() const {
       std::vector<std::byte> all;
@@ -30,6 +30,7 @@ class AttentionHeadsTest : public OpTest {
       return all;
     }
     Tensor keys, values, key_scales, value_scales;  // scales: zeros unless int8
+    KvScales static_scales = {};
   };
 
   Tensor random_weight(int64_t width) {
@@ -39,10 +40,20 @@ class AttentionHeadsTest : public OpTest {
   }
 };
 
-// Against the ops in turn, for head sizes with a kernel of their own and without.
+// Against the ops in turn, for head sizes with a kernel of their own and without. Static scales are
+// such that numbers are clamped; of int8, a key is not finite.
 TEST_P(AttentionHeadsTest, AreNormedTurnedAndStored) {
+  struct Store {
+    DType dtype;
+    KvScales static_scales = {};
+  };
+  const Store stores[] = {
+      {DType::kF32},
+      {DType::kBF16},
+      {DType::kI8},
+      {DType::kI8, {random.uniform(0.01f, 0.03f), random.uniform(0.01f, 0.03f)}}};
   for (const int64_t head_dim : {16, 64, 96, 128, 256, 512}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
+    for (const auto& [dtype, static_scales] : stores) {
       for (const bool values_from_keys : {false, true}) {
         Workspace::Scope scope(workspace);
         const int64_t kv_heads = random.integer(1, 3), heads = kv_heads * random.integer(1, 4);
@@ -53,6 +64,7 @@ TEST_P(AttentionHeadsTest, AreNormedTurnedAndStored) {
         q.fill_normal(random);
         k.fill_normal(random);
         v.fill_normal(random);
+        if (dtype == DType::kI8) k.row(random.integer(0, tokens - 1))[0] = kNan;
         const int64_t pairs = random.pick({head_dim / 2, head_dim / 4});
         const int64_t distance = random.pick({head_dim / 2, pairs});
         PaddedTensor cos({tokens, pairs}, 0), sin({tokens, pairs}, 0);
@@ -70,6 +82,7 @@ TEST_P(AttentionHeadsTest, AreNormedTurnedAndStored) {
         v2.copy_from(values_from_keys ? k : v);
         Cache expected(dtype, kv_heads, head_dim, device);
         Cache actual(dtype, kv_heads, head_dim, device);
+        expected.static_scales = actual.static_scales = static_scales;
         rms_norm(stream, q2, q_norm, 1e-6f, q2);
         rope(stream, q2, cos, sin, distance);
         if (normed_values) rms_norm(stream, v2, TensorView(), 1e-6f, v2);

@@ -9,7 +9,8 @@
 
 namespace braid {
 
-// A store with random contents, and a copy of it.
+// A store with random contents, and a copy of it. New rows of int8 get their own scales, or static
+// ones that some numbers of a normal distribution are beyond.
 struct TwinStores {
   TwinStores(DType dtype, const Shape& shape, Device device, Random& random) {
     const Shape scale_shape{shape[0], shape[1], shape[2]};
@@ -28,13 +29,16 @@ struct TwinStores {
     if (dtype != DType::kI8) return;
     copy(key_scales, other_key_scales);
     copy(value_scales, other_value_scales);
+    if (random.integer(0, 1) == 1) {
+      static_scales = {random.uniform(0.005f, 0.03f), random.uniform(0.005f, 0.03f)};
+    }
   }
   PagedKv cache() const {
-    return {keys.view(), values.view(), key_scales.view(), value_scales.view()};
+    return {keys.view(), values.view(), key_scales.view(), value_scales.view(), static_scales};
   }
   PagedKv other() const {
     return {other_keys.view(), other_values.view(), other_key_scales.view(),
-            other_value_scales.view()};
+            other_value_scales.view(), static_scales};
   }
   bool are_equal() const {
     const auto same = [](const Tensor& a, const Tensor& b) {
@@ -50,6 +54,7 @@ struct TwinStores {
 
   Tensor keys, values, key_scales, value_scales;
   Tensor other_keys, other_values, other_key_scales, other_value_scales;
+  KvScales static_scales;  // int8: none, or some
 
  private:
   static void fill(Tensor& tensor, Tensor& scales, Random& random) {

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "ops/attention/cuda/kv_table.h"
+#include "ops/cuda/int8.cuh"
 #include "ops/cuda/launch.cuh"
 
 namespace braid::cuda {
@@ -17,15 +18,18 @@ struct PagedRows {
   int64_t page_stride;  // elements
   int page_shift;       // page_tokens = 1 << page_shift
   int head_dim;
-  float* scales;  // of rows, in their order in the store; of int8 only
+  float* scales;          // of rows, in their order in the store; of int8 only
+  Int8Scale fixed_scale;  // with which rows are written (PagedKv::static_scales); 0: their own
 
   PagedRows() = default;
-  explicit PagedRows(const TensorView& view, const TensorView& row_scales = {})
+  explicit PagedRows(const TensorView& view, const TensorView& row_scales = {},
+                     float static_scale = 0)
       : data(static_cast<T*>(view.raw())),
         page_stride(view.row_stride()),
         page_shift(std::countr_zero(static_cast<uint64_t>(view.dim(2)))),
         head_dim(static_cast<int>(view.dim(3))),
-        scales(nullptr) {
+        scales(nullptr),
+        fixed_scale{static_scale > 0 ? 1.0f / static_scale : 0.0f, static_scale} {
     if (row_scales.rank() == 0) return;
     const int64_t rows = view.dim(1) * view.dim(2);
     BRAID_CHECK(view.row_stride() == rows * view.dim(3) && row_scales.row_stride() == rows,

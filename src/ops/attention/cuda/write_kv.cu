@@ -60,10 +60,10 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 4 * lane; i < width; i += 4 * kWarp) {
     largest = max(largest, magnitude(load4<kAligned>(from, i, width)));
   }
-  const Int8Scale scale = int8_scale(warp_max(largest));
+  const Int8Scale scale = int8_scale(warp_max(largest), store.fixed_scale);
   for (int i = 4 * lane; i < width; i += 4 * kWarp) {
     *reinterpret_cast<uint32_t*>(store.data + at + i) =
-        int8_codes(load4<kAligned>(from, i, width), scale.inverse);
+        clamped_int8_codes(load4<kAligned>(from, i, width), scale.inverse);
   }
   if (lane == 0) store.scales[at / width] = scale.scale;
 }
@@ -77,8 +77,9 @@ void write_codes(Stream& stream, const TensorView& k, const TensorView& v,
   with_alignment(rows_are_aligned(k, v), [&](auto aligned) {
     launch(stream, write_codes_kernel<decltype(aligned)::value>, grid, kThreads, 0,
            rows_of<const float>(k), rows_of<const float>(v), table,
-           PagedRows<int8_t>(cache.keys, cache.key_scales),
-           PagedRows<int8_t>(cache.values, cache.value_scales), kv_heads, num_heads);
+           PagedRows<int8_t>(cache.keys, cache.key_scales, cache.static_scales.key),
+           PagedRows<int8_t>(cache.values, cache.value_scales, cache.static_scales.value), kv_heads,
+           num_heads);
   });
 }
 

@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     }
     const int64_t at = keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
     if constexpr (Shape::kScaled) {
-      const float scale = head.to_codes();
+      const float scale = head.to_codes((is_value ? values : keys).fixed_scale);
       if (lane == 0) {
         shared.tile.new_scales[is_value] = scale;
         (is_value ? values : keys).scales[at / kDim] = scale;
@@ -367,8 +367,10 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
   config.attrs = attributes;
   config.numAttrs = 2;
   BRAID_CUDA_CHECK(cudaLaunchKernelEx(
-      &config, kernel, args, PagedRows<Stored>(call.cache.keys, call.cache.key_scales),
-      PagedRows<Stored>(call.cache.values, call.cache.value_scales)));
+      &config, kernel, args,
+      PagedRows<Stored>(call.cache.keys, call.cache.key_scales, call.cache.static_scales.key),
+      PagedRows<Stored>(call.cache.values, call.cache.value_scales,
+                        call.cache.static_scales.value)));
   return true;
 }
 

@@ -26,7 +26,7 @@ struct HeadArguments {
 template <int kDim, typename T>
 __device__ void put_row(Head<kDim>& head, const PagedRows<T>& store, int64_t at, int lane) {
   if constexpr (sizeof(T) == 1) {
-    const float scale = head.to_codes();
+    const float scale = head.to_codes(store.fixed_scale);
     if (lane == 0) store.scales[at / kDim] = scale;
   }
   head.store(store.data + at, lane);
@@ -73,8 +73,8 @@ void launch_heads(Stream& stream, const HeadArguments& args, const PagedKv& cach
   const int64_t warps = args.num_queries + args.num_keys;
   PagedRows<T> keys{}, values{};
   if (args.num_keys > 0) {
-    keys = PagedRows<T>(cache.keys, cache.key_scales);
-    values = PagedRows<T>(cache.values, cache.value_scales);
+    keys = PagedRows<T>(cache.keys, cache.key_scales, cache.static_scales.key);
+    values = PagedRows<T>(cache.values, cache.value_scales, cache.static_scales.value);
   }
   launch(stream, heads_kernel<kDim, T>, static_cast<unsigned>(ceil_divide<int64_t>(warps, kWarps)),
          kWarps * kWarp, 0, args, keys, values);

@@ -138,14 +138,14 @@ struct Head {
       turn_one(v[j].w, other.w, c.w, s.w);
     }
   }
-  // Makes codes of int8 of the elements; returns their scale.
-  __device__ float to_codes() {
+  // Makes codes of int8 of the elements; returns their scale (int8_scale()).
+  __device__ float to_codes(Int8Scale fixed) {
     uint32_t largest = 0;
 #pragma unroll
     for (int j = 0; j < kKept; ++j) largest = max(largest, magnitude(v[j]));
-    const Int8Scale scale = int8_scale(warp_max(largest));
+    const Int8Scale scale = int8_scale(warp_max(largest), fixed);
     const auto code = [&](float x) {
-      return static_cast<float>(__float2int_rn(__fmul_rn(x, scale.inverse)));
+      return static_cast<float>(clamped_int8_code(x, scale.inverse));
     };
 #pragma unroll
     for (int j = 0; j < kKept; ++j) {
