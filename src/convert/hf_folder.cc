@@ -58,7 +58,7 @@ std::string config_text(const ModelFiles& files) {
                        {"num_attention_heads", config.num_heads},
                        {"num_key_value_heads", config.num_kv_heads},
                        {"head_dim", config.head_dim},
-                       {"query_pre_attn_scalar", std::round(1 / (scale * scale))},
+                       {"query_pre_attn_scalar", std::llround(1 / (scale * scale))},
                        {"attention_bias", false},
                        {"attention_dropout", 0.0},
                        {"sliding_window", config.sliding_window},

@@ -327,6 +327,20 @@ TEST_F(GgufExportTest, TokenizersOfFoldersMadeOfFiles) {
   EXPECT_EQ(a->eos_id(), b->eos_id());
 }
 
+// transformers refuses a config whose whole numbers are written as fractions.
+TEST_F(GgufExportTest, WholeNumbersOfFoldersMadeOfFilesAreWhole) {
+  ModelFiles files = ModelFiles::open(tiny("gguf/gemma3_f32.gguf"));
+  const std::unique_ptr<Model> model = load_model(files);
+  const auto config = nlohmann::json::parse(hf_folder_texts(files).at("config.json"));
+  for (const char* field :
+       {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "num_key_value_heads", "head_dim", "query_pre_attn_scalar",
+        "sliding_window", "max_position_embeddings", "bos_token_id", "eos_token_id"}) {
+    const auto& value = config.at(field);
+    EXPECT_TRUE(value.is_number_integer() || value.is_array()) << field << ": " << value.dump();
+  }
+}
+
 TEST_F(GgufExportTest, GptqRoundsIntoQ4) {
   CalibrationTokens tokens{.length = 48, .sequences = {}};
   for (int i = 0; i < 8; ++i) tokens.sequences.push_back(random_ids(8192, 48, random_));
