@@ -40,7 +40,7 @@ struct QuantizeCommandOptions {
   bool asymmetric = false, strict = false, head = false, split_experts = false;
   bool json = false, one_pass = false, match_source = false;
   std::string scale_search = "auto", order = "size";
-  double damping = 0.01, min_inputs = 0.25, shard_gigabytes = 5;
+  double balance = 0, damping = 0.01, min_inputs = 0.25, shard_gigabytes = 5;
   int64_t sequences = 128, length = 512;
   uint64_t seed = 0;
   int num_threads = 0, refinements = 3;
@@ -122,6 +122,10 @@ QuantizeOptions make_options(const QuantizeCommandOptions& o) {
   if (o.scheme == "keep" && o.recipe.empty() && recipe.kv == KvRecipe::kUnspecified) {
     throw UsageError("--scheme keep changes nothing without --kv or --recipe");
   }
+  if (o.balance > 0 && recipe.gguf) {
+    throw UsageError("--balance {}: is for folders, not for GGUF files", o.balance);
+  }
+  options.balance = o.balance;
   options.measure_outputs = !o.calibration.empty();
   options.gptq.damping = o.damping;
   options.gptq.order = o.order == "group"  ? ColumnOrder::kByGroup
@@ -211,9 +215,10 @@ void run_quantize(const QuantizeCommandOptions& o) {
   device.apply();
   const fs::path model = resolve_model(o.model);
   QuantizeOptions options = make_options(o);
-  const CalibrationTokens calibration = read_calibration(
-      o, model,
-      options.method == QuantizeMethod::kGptq || options.recipe.kv == KvRecipe::kInt8Static);
+  const CalibrationTokens calibration =
+      read_calibration(o, model,
+                       options.method == QuantizeMethod::kGptq ||
+                           options.recipe.kv == KvRecipe::kInt8Static || options.balance > 0);
   std::optional<MemoryPlan> plan;
   if (o.memory.wanted()) {
     const CalibrationShape shape{static_cast<int64_t>(calibration.sequences.size()),
@@ -286,9 +291,18 @@ void add_quantize_command(CLI::App& app) {
           "int8-static (one for each layer's keys and one for its values, calibrated here)")
       ->check(CLI::IsMember({"none", "int8", "int8-static"}))
       ->capture_default_str();
-  command->add_option("--calibration", o->calibration,
-                      "Text, or JSON lines with a field \"text\" (-: standard input); the bundled "
-                      "text if not given. With rtn, to measure errors, and for --kv int8-static");
+  command
+      ->add_option("--balance", o->balance,
+                   "Strength, from 0 (not at all) to 1: multiply columns of matrices, and divide "
+                   "what makes their inputs, so that both lose little (SmoothQuant); the model "
+                   "stays the same. Needs calibration; of use with w8a8, where 0.5 is a good start")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option(
+      "--calibration", o->calibration,
+      "Text, or JSON lines with a field \"text\" (-: standard input); the bundled "
+      "text if not given. With rtn, to measure errors, and for --kv int8-static and "
+      "--balance");
   command->add_option("--sequences", o->sequences, "Of calibration")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

@@ -20,6 +20,9 @@ MemoryPlan quantize_memory_plan(const MemoryNeed& need, const QuantizeOptions& o
            on_cpu ? "the source" : "what the layers share, and a layer with what it becomes",
            need.source_bytes(shape));
   if (on_cpu) plan.add(MemoryKind::kWeights, "finished layers", need.quantised_bytes());
+  if (on_cpu && need.balanced_bytes() > 0) {
+    plan.add(MemoryKind::kWeights, "balanced copies", need.balanced_bytes());
+  }
   int64_t activations = 0;
   if (shape.sequences > 0) {
     const Model& model = *need.model();

@@ -169,10 +169,11 @@ void CalibrationPass::observe_batch(int64_t layer, StepContext::ProductObserver&
   run_batch(batches_[batch], layer, x, &observer);
 }
 
-void CalibrationPass::run_layer(int64_t layer, KvObserver* kv) {
+void CalibrationPass::run_layer(int64_t layer, KvObserver* kv,
+                                StepContext::ProductObserver* products) {
   for (const Batch& batch : batches_) {
     const Workspace::Scope scope(workspace_);
-    run_batch(batch, layer, hidden_of(batch), nullptr);
+    run_batch(batch, layer, hidden_of(batch), products);
     if (kv != nullptr) kv->add(layer_kv_[layer].store, layer_kv_[layer].sequences);
   }
 }

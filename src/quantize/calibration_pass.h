@@ -52,8 +52,9 @@ class CalibrationPass {
   void observe_batch(int64_t layer, StepContext::ProductObserver& observer, size_t batch);
   size_t num_batches() const { return batches_.size(); }
   // Replaces the layer's inputs by its outputs. `kv`, if not null, sees the keys and values of a
-  // layer that keeps some.
-  void run_layer(int64_t layer, KvObserver* kv = nullptr);
+  // layer that keeps some; `products` the inputs of its products.
+  void run_layer(int64_t layer, KvObserver* kv = nullptr,
+                 StepContext::ProductObserver* products = nullptr);
   // Neither a donor's nor none.
   bool keeps_kv(int64_t layer) const;
 

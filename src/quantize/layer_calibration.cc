@@ -138,9 +138,9 @@ void LayerCalibration::replace(const Weights& weights) {
   place(quantised_);
 }
 
-void LayerCalibration::advance(KvObserver* kv) {
+void LayerCalibration::advance(KvObserver* kv, StepContext::ProductObserver* products) {
   const PhaseTimer timer(stream_, times_.forward);
-  quantised_.pass->run_layer(layer_, kv);
+  quantised_.pass->run_layer(layer_, kv, products);
   if (source_.model != nullptr) source_.pass->run_layer(layer_);
   timer.stop();
 }

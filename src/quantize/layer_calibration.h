@@ -43,8 +43,9 @@ class LayerCalibration {
   void replace(const Weights& weights);
   // Whether a layer has keys and values of its own.
   bool keeps_kv(int64_t layer) const { return quantised_.pass->keeps_kv(layer); }
-  // Gives the next layer its inputs; `kv`, if not null, sees the layer's keys and values.
-  void advance(KvObserver* kv = nullptr);
+  // Gives the next layer its inputs; `kv`, if not null, sees the layer's keys and values,
+  // `products` what its products read.
+  void advance(KvObserver* kv = nullptr, StepContext::ProductObserver* products = nullptr);
   void close_layer();
 
  private:

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "models/registry.h"
+#include "quantize/balance.h"
 #include "quantize/calibration_pass.h"
 #include "quantize/source.h"
 #include "tensor/cuda/device_memory.h"
@@ -158,6 +159,10 @@ int64_t MemoryNeed::solver_bytes(const CalibrationShape& shape) const {
     }
   }
   return most;
+}
+
+int64_t MemoryNeed::balanced_bytes() const {
+  return options_.balance > 0 ? braid::balanced_bytes(*files_) : 0;
 }
 
 int64_t MemoryNeed::kv_bytes() const {

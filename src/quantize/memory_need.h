@@ -40,6 +40,8 @@ class MemoryNeed {
   int64_t hessian_bytes(const CalibrationShape& shape) const;
   // To round one matrix: its Hessian's factor and all that is as large as the matrix.
   int64_t solver_bytes(const CalibrationShape& shape) const;
+  // Of balanced copies of tensors. On the host.
+  int64_t balanced_bytes() const;
   // To look at keys and values. On the host.
   int64_t kv_bytes() const;
   // To pack one tensor for the files. On the host.

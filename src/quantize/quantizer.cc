@@ -18,6 +18,7 @@
 #include "convert/hf_folder.h"
 #include "models/registry.h"
 #include "quant/panels.h"
+#include "quantize/balance.h"
 #include "quantize/finite_weights.h"
 #include "quantize/gguf_output.h"
 #include "quantize/gguf_recipe.h"
@@ -84,6 +85,7 @@ uint64_t key_of(const ModelFiles& files, const CalibrationTokens& calibration,
   key.add(static_cast<int>(options.match_source));
   key.add(static_cast<int>(options.measure_outputs));
   key.add(static_cast<int>(recipe.kv));
+  key.add(options.balance);
   key.add(static_cast<int>(options.device.kind));
   key.add(static_cast<int>(options.precision));
   key.add(calibration.length);
@@ -104,6 +106,7 @@ class Quantizer {
         work_(out, key_of(files_, calibration, options)),
         stream_(pool, options.device),
         workspace_(kWorkspaceBytes, options.device) {
+    if (options.balance > 0) balance();
     if (calibrated()) {
       layers_.emplace(files_, calibration_, stream_, workspace_, options_, times_);
       num_layers_ = layers_->num_layers();
@@ -154,7 +157,8 @@ class Quantizer {
     if (!stream_.is_cpu()) {
       result.device_peak_bytes = cuda::memory_use(stream_.device().index).peak_bytes;
     }
-    write_reports(output_, {plans_, results_, kv_, result, calibration_, options_, path_});
+    write_reports(output_,
+                  {plans_, results_, balanced_, kv_, result, calibration_, options_, path_});
     as_gguf() ? publish_gguf() : work_.publish();
     return result;
   }
@@ -162,7 +166,21 @@ class Quantizer {
  private:
   bool as_gguf() const { return options_.file_format == QuantizedFileFormat::kGguf; }
 
-  bool calibrated() const { return !calibration_.sequences.empty(); }
+  // Whether layers run on the calibration while they are quantised.
+  bool calibrated() const {
+    return !calibration_.sequences.empty() && (observes_products() || static_kv());
+  }
+
+  void balance() {
+    plan_tensors(files_.weights(), options_.recipe);  // refuses what is quantised already
+    refuse_nonfinite(files_.weights(), pool_);
+    QuantizeOptions options = options_;
+    options.match_source = false;
+    LayerCalibration layers(files_, calibration_, stream_, workspace_, options, times_);
+    balanced_ = balance_source(files_, layers, stream_, options.balance, [&](int64_t layer) {
+      report_progress(fmt::format("balancing layer {} of {}", layer + 1, layers.num_layers()));
+    });
+  }
 
   bool static_kv() const { return options_.recipe.kv == KvRecipe::kInt8Static; }
 
@@ -498,6 +516,7 @@ class Quantizer {
   std::map<int64_t, std::vector<const TensorPlan*>> parts_;
   std::map<std::string, Weight, std::less<>> weights_;  // quantised ones
   std::map<std::string, MatrixResult> results_;
+  std::vector<BalancedGroup> balanced_;
   std::vector<KvLayerResult> kv_;  // static_kv(): of the layers that have some
   QuantizeProgress progress_;
   PhaseTimes times_;
@@ -514,6 +533,15 @@ QuantizeResult quantize_model(const fs::path& model, const fs::path& out,
   }
   if (options.recipe.kv == KvRecipe::kInt8Static && calibration.sequences.empty()) {
     throw Error("static scales of keys and values need calibration text");
+  }
+  if (!(options.balance >= 0 && options.balance <= 1)) {
+    throw Error("balance is {}, not from 0 to 1", options.balance);
+  }
+  if (options.balance > 0 && calibration.sequences.empty()) {
+    throw Error("balancing needs calibration text");
+  }
+  if (options.balance > 0 && options.file_format == QuantizedFileFormat::kGguf) {
+    throw Error("only models for folders are balanced");
   }
   if (options.recipe.kv != KvRecipe::kUnspecified &&
       options.file_format != QuantizedFileFormat::kCompressedTensors) {

@@ -44,6 +44,9 @@ struct QuantizeOptions {
   bool match_source = false;
   // With a calibration, matrices that are rounded to nearest are compared on it.
   bool measure_outputs = true;
+  // Before anything else, columns of matrices are balanced against the inputs that calibration
+  // shows (quantize/balance.h): 0: not at all; up to 1. Not for GGUF files.
+  double balance = 0;
   QuantizedFileFormat file_format = QuantizedFileFormat::kCompressedTensors;
   int64_t max_shard_bytes = int64_t{5} << 30;
   // An expert that calibration shows fewer inputs than this share of its width is rounded to

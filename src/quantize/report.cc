@@ -96,6 +96,19 @@ ordered_json kv_json(const QuantizeReport& report) {
   return json;
 }
 
+ordered_json balance_json(const QuantizeReport& report) {
+  ordered_json json = {{"strength", report.options.balance}, {"groups", ordered_json::array()}};
+  for (const BalancedGroup& group : report.balanced) {
+    json["groups"].push_back({{"before", group.before},
+                              {"readers", group.readers},
+                              {"channels", group.channels},
+                              {"scaled", group.scaled},
+                              {"smallest", std::ldexp(1.0, group.smallest)},
+                              {"largest", std::ldexp(1.0, group.largest)}});
+  }
+  return json;
+}
+
 ordered_json to_json(const QuantizeReport& report) {
   ordered_json json = {{"model", report.model.filename().string()},
                        {"scheme", report.options.recipe.scheme},
@@ -105,6 +118,7 @@ ordered_json to_json(const QuantizeReport& report) {
                          {"length", report.calibration.length},
                          {"tokens", report.calibration.num_tokens()}}}};
   json.update(result_json(report.result));
+  if (report.options.balance > 0) json["balance"] = balance_json(report);
   json["kv"] = kv_json(report);
   json["tensors"] = ordered_json::array();
   for (const TensorPlan& plan : report.plans) json["tensors"].push_back(tensor_json(report, plan));
@@ -135,6 +149,7 @@ std::string summary(const QuantizeReport& report) {
           ? "none"
           : fmt::format("{} sequences of {} tokens", report.calibration.sequences.size(),
                         report.calibration.length));
+  if (options.balance > 0) row("balancing", fmt::format("strength {}", options.balance));
   if (options.recipe.kv != KvRecipe::kUnspecified) {
     row("keys and values", options.recipe.kv == KvRecipe::kInt8
                                ? "int8, a scale for each token and head as they come"
@@ -205,6 +220,21 @@ std::string errors_table(const QuantizeReport& report) {
                                          relative(row.stored, row.output))
                            : std::string("– | – | ");
     text += fmt::format("{:.5f} |\n", relative(row.weight_error, row.weight_square));
+  }
+  return text;
+}
+
+std::string balance_table(const QuantizeReport& report) {
+  if (report.balanced.empty()) return {};
+  std::string text =
+      "\n## Balancing\n\nColumns of the matrices that were multiplied by powers of two, and what "
+      "makes "
+      "their inputs, which was divided by them.\n\n"
+      "| columns of | divided | channels | scaled | scales |\n|---|---|---|---|---|\n";
+  for (const BalancedGroup& group : report.balanced) {
+    text += fmt::format("| {} | {} | {} | {} | {:g} to {:g} |\n", fmt::join(group.readers, ", "),
+                        group.before, group.channels, group.scaled, std::ldexp(1.0, group.smallest),
+                        std::ldexp(1.0, group.largest));
   }
   return text;
 }
@@ -325,9 +355,9 @@ std::filesystem::path gguf_report_path(const std::filesystem::path& gguf, const 
 void write_reports(const std::filesystem::path& folder, const QuantizeReport& report) {
   write_text_file(folder / kJsonName, to_json(report).dump(2) + "\n");
   write_text_file(folder / kMarkdownName,
-                  summary(report) + kinds_table(report) + errors_table(report) + kv_table(report) +
-                      starved_list(report) + notes(report) + times_table(report.result.times) +
-                      tensors_table(report));
+                  summary(report) + kinds_table(report) + errors_table(report) +
+                      balance_table(report) + kv_table(report) + starved_list(report) +
+                      notes(report) + times_table(report.result.times) + tensors_table(report));
 }
 
 }  // namespace braid

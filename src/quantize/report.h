@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "quantize/balance.h"
 #include "quantize/kv_scales.h"
 #include "quantize/matrix_result.h"
 #include "quantize/quantizer.h"
@@ -15,6 +16,7 @@ namespace braid {
 struct QuantizeReport {
   const std::vector<TensorPlan>& plans;
   const std::map<std::string, MatrixResult>& results;
+  const std::vector<BalancedGroup>& balanced;
   const std::vector<KvLayerResult>& kv;  // with static scales
   const QuantizeResult& result;
   const CalibrationTokens& calibration;
