@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -122,6 +123,7 @@ QuantizeOptions make_options(const QuantizeCommandOptions& o) {
   if (o.scheme == "keep" && o.recipe.empty() && recipe.kv == KvRecipe::kUnspecified) {
     throw UsageError("--scheme keep changes nothing without --kv or --recipe");
   }
+  if (!std::isfinite(o.balance)) throw UsageError("--balance: not in range [0 - 1]");
   if (o.balance > 0 && recipe.gguf) {
     throw UsageError("--balance {}: is for folders, not for GGUF files", o.balance);
   }

@@ -50,6 +50,21 @@ class QuantizeTest(CliCase):
         self.refuse("No such file", "demo:gemma4", "-o", self.out, "--calibration", self.root / "none.txt")
         self.assertFalse(self.out.exists())
 
+    def test_balancing(self):
+        for strength in ("-0.1", "1.5", "nan", "half"):
+            self.refuse("--balance", "demo:gemma4", "-o", self.out, "--scheme", "w8a8", "--balance", strength, code=2)
+        self.refuse("--balance 0.5: is for folders", "demo:gemma4", "-o", self.root / "m.gguf", "--scheme", "q8_0",
+                    "--balance", "0.5", code=2)
+        self.assertEqual(os.listdir(self.root), [])
+        calibration = ["--sequences", "4", "--sequence-length", "64"]
+        self.succeed("quantize", "demo:gemma4-dense", "-o", self.out, "--scheme", "w8a8", "--balance", "0.5", *calibration)
+        report = json.loads((self.out / "report.json").read_text())
+        self.assertEqual(report["balance"]["strength"], 0.5)
+        self.assertGreater(max(group["largest"] for group in report["balance"]["groups"]), 1)
+        self.assertIn("## Balancing", (self.out / "report.md").read_text())
+        text = self.succeed("run", self.out, "-p", "It was a cold", "-n", "8", "--temp", "0")
+        self.assertGreater(len(text.strip()), 0)
+
     def test_few_lines_starve_experts(self):
         # B08.
         text = self.root / "tiny.txt"

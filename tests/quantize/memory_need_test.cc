@@ -55,5 +55,19 @@ TEST(MemoryNeed, CountsTheSourceTwiceOnlyIfItRuns) {
   EXPECT_EQ(sum(QuantizeMethod::kNearest, true, {}), sum(QuantizeMethod::kNearest, false, {}));
 }
 
+TEST(MemoryNeed, CountsCopiesOfWhatIsBalanced) {
+  EXPECT_EQ(MemoryNeed(demo("gemma4-dense"), {}).balanced_bytes(), 0);
+  const MemoryNeed need(demo("gemma4-dense"), {.balance = 0.5});
+  const ModelFiles files = ModelFiles::open(demo("gemma4-dense"));
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : files.weights().tensors()) {
+    const int64_t elements = tensor.weight.shape.num_elements();
+    const auto is = [&](const char* module) { return name.find(module) != name.npos; };
+    if (is(".input_layernorm.") || is(".pre_feedforward_layernorm.")) bytes += 4 * elements;
+    if (is("_proj.weight") && !is("o_proj")) bytes += 2 * elements;
+  }
+  EXPECT_EQ(need.balanced_bytes(), bytes);
+}
+
 }  // namespace
 }  // namespace braid

@@ -1,0 +1,298 @@
+#include "quantize/balance.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "models/registry.h"
+#include "quantize/model_values.h"
+#include "quantize/source.h"
+#include "support/fresh_seed.h"
+
+namespace braid {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using testing::logits_of;
+using testing::values_of;
+
+constexpr size_t kWorkspaceBytes = size_t{1} << 32;
+
+fs::path tiny(const std::string& name) { return fs::path(BRAID_TEST_DATA) / "models" / name; }
+fs::path demo(const std::string& name) {
+  return fs::path(BRAID_TEST_DATA).parent_path().parent_path() / "demo_models" / name;
+}
+
+ModelFiles open(const fs::path& path) { return open_source(path, {}, /*fill=*/true); }
+
+CalibrationTokens random_tokens(testing::FreshRandom& random) {
+  constexpr int64_t kSmallestVocabulary = 96;
+  CalibrationTokens tokens{.length = 24, .sequences = {}};
+  for (int i = 0; i < 3; ++i) {
+    std::vector<int32_t>& sequence = tokens.sequences.emplace_back();
+    for (int64_t t = 0; t < tokens.length; ++t) {
+      sequence.push_back(static_cast<int32_t>(random.integer(0, kSmallestVocabulary - 1)));
+    }
+  }
+  return tokens;
+}
+
+std::vector<BalancedGroup> balance(ModelFiles& files, const CalibrationTokens& tokens,
+                                   double strength) {
+  ThreadPool pool({.num_threads = 2});
+  Stream stream(pool);
+  Workspace workspace(kWorkspaceBytes);
+  PhaseTimes times;
+  const QuantizeOptions options;
+  LayerCalibration layers(files, tokens, stream, workspace, options, times);
+  return balance_source(files, layers, stream, strength, [](int64_t) {});
+}
+
+// By hand: logarithms of scales 0, 2, –, 2 and 0, 4, –, 2, less their means.
+TEST(BalanceExponents, AreThoseOfTheFormula) {
+  const std::vector<float> inputs = {1, 16, 0, 4, 7}, weights = {1, 1, 5, 0.25f, 0};
+  EXPECT_THAT(balance_exponents(inputs, weights, 0.5), ElementsAre(-1, 1, 0, 1, 0));
+  EXPECT_THAT(balance_exponents(inputs, weights, 1), ElementsAre(-2, 2, 0, 0, 0));
+  const std::vector<float> far = {0x1p-60f, 0x1p60f}, ones = {1, 1};
+  EXPECT_THAT(balance_exponents(far, ones, 1), ElementsAre(-12, 12));
+  const std::vector<float> none = {0, 0};
+  EXPECT_THAT(balance_exponents(none, ones, 0.5), ElementsAre(0, 0));
+}
+
+// Σ (y − ŷ)² of Y = X·Wᵀ, with X and W rounded to int8, a scale for each row.
+double int8_error(std::vector<float> x, std::vector<float> w, int64_t cols) {
+  const auto rounded = [&](std::vector<float> m) {
+    for (size_t at = 0; at < m.size(); at += cols) {
+      float largest = 0;
+      for (int64_t c = 0; c < cols; ++c) largest = std::max(largest, std::abs(m[at + c]));
+      const float scale = largest / 127;
+      for (int64_t c = 0; c < cols; ++c) m[at + c] = std::round(m[at + c] / scale) * scale;
+    }
+    return m;
+  };
+  const std::vector<float> xq = rounded(x), wq = rounded(w);
+  double error = 0;
+  for (size_t i = 0; i < x.size(); i += cols) {
+    for (size_t j = 0; j < w.size(); j += cols) {
+      double y = 0, yq = 0;
+      for (int64_t c = 0; c < cols; ++c) {
+        y += double{x[i + c]} * w[j + c];
+        yq += double{xq[i + c]} * wq[j + c];
+      }
+      error += (y - yq) * (y - yq);
+    }
+  }
+  return error;
+}
+
+// Without balancing, all inputs of a token share the step of the outlier, 64 times what they need;
+// with half of it in the weights both have steps 8 times that at most: a quarter of the error, with
+// room, where the formula gives about a 32nd.
+TEST(BalanceExponents, TakeOutliersToTheWeights) {
+  testing::FreshRandom random;
+  std::normal_distribution<float> normal;
+  constexpr int64_t kCols = 64, kRows = 48, kTokens = 40;
+  std::vector<float> x(kTokens * kCols), w(kRows * kCols);
+  for (float& v : x) v = normal(random.engine());
+  for (float& v : w) v = normal(random.engine());
+  for (int64_t t = 0; t < kTokens; ++t) x[t * kCols + 5] *= 64;
+  std::vector<float> inputs(kCols), weights(kCols);
+  for (size_t i = 0; i < x.size(); ++i) {
+    inputs[i % kCols] = std::max(inputs[i % kCols], std::abs(x[i]));
+  }
+  for (size_t i = 0; i < w.size(); ++i) {
+    weights[i % kCols] = std::max(weights[i % kCols], std::abs(w[i]));
+  }
+  const std::vector<int> exponents = balance_exponents(inputs, weights, 0.5);
+  std::vector<float> balanced_x = x, balanced_w = w;
+  for (size_t i = 0; i < x.size(); ++i) balanced_x[i] = std::ldexp(x[i], -exponents[i % kCols]);
+  for (size_t i = 0; i < w.size(); ++i) balanced_w[i] = std::ldexp(w[i], exponents[i % kCols]);
+  EXPECT_LT(int8_error(balanced_x, balanced_w, kCols), 0.25 * int8_error(x, w, kCols));
+}
+
+struct ModelCase {
+  fs::path path;
+  bool offset;  // gains are stored minus one: those of the balanced model are rounded
+};
+std::vector<ModelCase> models() {
+  std::vector<ModelCase> cases;
+  for (const char* name : {"gemma3", "gemma3_linear", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_split",
+                           "qwen3_next", "qwen3_next_mixed"}) {
+    cases.push_back({tiny(name), true});
+  }
+  for (const char* name : {"gemma4_dense", "gemma4_e2b", "gemma4_e4b", "gemma4_moe",
+                           "gguf/gemma3_f32.gguf", "gguf/gemma4_moe_bf16.gguf",
+                           "gguf/qwen3_5_mtp_bf16.gguf", "gguf/qwen3_next_mtp_bf16.gguf"}) {
+    cases.push_back({tiny(name), false});
+  }
+  cases.push_back({demo("gemma4-dense"), false});
+  cases.push_back({demo("gemma4"), false});
+  cases.push_back({demo("qwen3next"), true});
+  return cases;
+}
+
+class BalanceTest : public ::testing::TestWithParam<ModelCase> {
+ protected:
+  testing::FreshRandom random_;
+};
+
+// Powers of two change no bit of a product's result. Where gains have an offset, each is rounded
+// once: relative errors of 2^-24 / gain, and sums of `width` products whose terms differ so, in
+// each layer.
+TEST_P(BalanceTest, TheModelStaysTheSame) {
+  const CalibrationTokens tokens = random_tokens(random_);
+  ModelFiles source = open(GetParam().path), balanced = open(GetParam().path);
+  const std::vector<BalancedGroup> groups = balance(balanced, tokens, 0.75);
+  int64_t scaled = 0;
+  double gain_error = 0;
+  for (const BalancedGroup& group : groups) {
+    scaled += group.scaled;
+    EXPECT_LE(group.scaled, group.channels);
+    if (group.scaled == 0) continue;
+    std::vector<std::string> changed = group.readers;
+    changed.push_back(group.before);
+    for (const std::string& name : changed) {
+      const Weight& now = balanced.weights().find(name)->weight;
+      const Weight& then = source.weights().find(name)->weight;
+      EXPECT_EQ(now.shape, then.shape) << name;
+      EXPECT_NE(values_of(now), values_of(then)) << name;
+    }
+    const Weight& before = balanced.weights().find(group.before)->weight;
+    if (!GetParam().offset || before.shape.rank() != 1) continue;
+    for (const float w : values_of(before)) {
+      const double gain = std::abs(1.0 + w);
+      if (gain > 0) gain_error = std::max(gain_error, 0x1p-24 * std::abs(w) / gain + 0x1p-24);
+    }
+  }
+  EXPECT_GT(scaled, 0);
+
+  const std::vector<int32_t>& ids = tokens.sequences[0];
+  const std::unique_ptr<Model> model = load_model(source);
+  const std::vector<float> expected = logits_of(*model, ids);
+  const std::vector<float> logits = logits_of(*load_model(balanced), ids);
+  ASSERT_EQ(logits.size(), expected.size());
+  if (!GetParam().offset) {
+    EXPECT_EQ(0, std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)));
+    return;
+  }
+  double largest = 0, difference = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    largest = std::max(largest, std::abs(double{expected[i]}));
+    difference = std::max(difference, std::abs(double{logits[i]} - expected[i]));
+  }
+  const auto layers = static_cast<double>(model->num_layers());
+  const auto width = static_cast<double>(model->hidden_size());
+  EXPECT_LE(difference, layers * (gain_error + width * 0x1p-24) * largest);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, BalanceTest, ::testing::ValuesIn(models()), [](const auto& info) {
+  std::string name =
+      info.param.path.parent_path().filename().string() + "_" + info.param.path.filename().string();
+  for (char& c : name) c = std::isalnum(c) != 0 ? c : '_';
+  return name;
+});
+
+class LargestInputs : public StepContext::ProductObserver {
+ public:
+  void input(std::span<const std::string_view> readers, const TensorView& x) override {
+    for (const std::string_view reader : readers) {
+      std::vector<float>& sizes = by_reader[std::string(reader)];
+      sizes.resize(static_cast<size_t>(x.dim(1)));
+      for (int64_t r = 0; r < x.dim(0); ++r) {
+        for (int64_t c = 0; c < x.dim(1); ++c) {
+          const float size = std::abs(x.data<float>()[r * x.row_stride() + c]);
+          sizes[c] = std::max(sizes[c], size);
+        }
+      }
+    }
+  }
+  void expert_input(std::span<const std::string_view>, const TensorView&,
+                    const TensorView&) override {}
+
+  std::map<std::string, std::vector<float>> by_reader;
+};
+
+// Each tensor is what the plain formula makes of it, from inputs observed here.
+TEST(Balance, ScalesAreThoseOfTheInputs) {
+  testing::FreshRandom random;
+  const CalibrationTokens tokens = random_tokens(random);
+  const fs::path path = tiny("gguf/gemma3_f32.gguf");
+  ModelFiles source = open(path), balanced = open(path);
+  const std::vector<BalancedGroup> groups = balance(balanced, tokens, 0.5);
+
+  ThreadPool pool({.num_threads = 2});
+  Stream stream(pool);
+  Workspace workspace(kWorkspaceBytes);
+  const std::unique_ptr<Model> model = load_model(source);
+  CalibrationPass pass(*model, tokens, stream, workspace, ActivationPrecision::kF32);
+  pass.embed();
+  LargestInputs inputs;
+  for (int64_t layer = 0; layer < model->num_layers(); ++layer) {
+    pass.observe_layer(layer, inputs);
+    pass.run_layer(layer);
+  }
+  ASSERT_EQ(groups.size(), static_cast<size_t>(4 * model->num_layers()));
+
+  std::map<std::string, std::vector<int>> columns, rows;
+  for (const BalancedGroup& group : groups) {
+    const std::vector<float>& x = inputs.by_reader.at(group.readers[0]);
+    const Weight& before = source.weights().find(group.before)->weight;
+    const auto cols = static_cast<int64_t>(x.size()), made = before.shape.dim(0);
+    const std::string layer = group.before.substr(0, group.before.find('.', 7) + 1);
+    const int64_t head = source.weights().find(layer + "self_attn.k_norm.weight")->weight.cols();
+    // Query heads that share one of values lie one after the other.
+    const auto channel = [&](int64_t c) {
+      return made == cols ? c : c / head / (cols / made) * head + c % head;
+    };
+    std::vector<float> sizes(static_cast<size_t>(made)), weights(sizes.size());
+    for (int64_t c = 0; c < cols; ++c) {
+      sizes[channel(c)] = std::max(sizes[channel(c)], x[c]);
+      for (const std::string& reader : group.readers) {
+        const std::vector<float> w = values_of(source.weights().find(reader)->weight);
+        for (size_t at = c; at < w.size(); at += cols) {
+          weights[channel(c)] = std::max(weights[channel(c)], std::abs(w[at]));
+        }
+      }
+    }
+    const std::vector<int> exponents = balance_exponents(sizes, weights, 0.5);
+    for (const std::string& reader : group.readers) {
+      for (int64_t c = 0; c < cols; ++c) columns[reader].push_back(exponents[channel(c)]);
+    }
+    rows[group.before] = exponents;
+  }
+  for (const auto& [name, tensor] : source.weights().tensors()) {
+    std::vector<float> expected = values_of(tensor.weight);
+    const int64_t cols = tensor.weight.cols();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const size_t row = tensor.weight.shape.rank() == 1 ? i : i / cols;
+      if (columns.contains(name)) expected[i] = std::ldexp(expected[i], columns[name][i % cols]);
+      if (rows.contains(name)) expected[i] = std::ldexp(expected[i], -rows[name][row]);
+    }
+    ASSERT_EQ(values_of(balanced.weights().find(name)->weight), expected) << name;
+  }
+}
+
+// What reads an input along with experts is not balanced; the shared expert's own width is.
+TEST(Balance, LeavesExpertsAlone) {
+  testing::FreshRandom random;
+  ModelFiles files = open(tiny("qwen3_next"));
+  for (const BalancedGroup& group : balance(files, random_tokens(random), 0.5)) {
+    EXPECT_EQ(group.before.find("post_attention_layernorm"), group.before.npos) << group.before;
+    EXPECT_EQ(group.before.find(".experts."), group.before.npos) << group.before;
+  }
+}
+
+}  // namespace
+}  // namespace braid
