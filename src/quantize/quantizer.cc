@@ -138,7 +138,6 @@ class Quantizer {
   }
 
   QuantizeResult run() {
-    const auto start = Clock::now();
     {
       const PhaseTimer timer(stream_, times_.load);
       refuse_nonfinite(files_.weights(), pool_);
@@ -152,7 +151,7 @@ class Quantizer {
     }
     report_progress("writing");
     QuantizeResult result = write();
-    times_.total = std::chrono::duration<double>(Clock::now() - start).count();
+    times_.total = std::chrono::duration<double>(Clock::now() - start_).count();
     result.times = times_;
     if (!stream_.is_cpu()) {
       result.device_peak_bytes = cuda::memory_use(stream_.device().index).peak_bytes;
@@ -500,6 +499,7 @@ class Quantizer {
     }
   }
 
+  Clock::time_point start_ = Clock::now();
   fs::path path_, out_, output_;
   const CalibrationTokens& calibration_;
   ThreadPool& pool_;

@@ -96,11 +96,25 @@ ordered_json kv_json(const QuantizeReport& report) {
   return json;
 }
 
+// As the source's files call a tensor.
+std::string file_name_of(const QuantizeReport& report, const std::string& name) {
+  for (const TensorPlan& plan : report.plans) {
+    if (plan.name == name) return plan.file_name;
+  }
+  return name;
+}
+
+std::vector<std::string> readers_of(const QuantizeReport& report, const BalancedGroup& group) {
+  std::vector<std::string> names;
+  for (const std::string& reader : group.readers) names.push_back(file_name_of(report, reader));
+  return names;
+}
+
 ordered_json balance_json(const QuantizeReport& report) {
   ordered_json json = {{"strength", report.options.balance}, {"groups", ordered_json::array()}};
   for (const BalancedGroup& group : report.balanced) {
-    json["groups"].push_back({{"before", group.before},
-                              {"readers", group.readers},
+    json["groups"].push_back({{"before", file_name_of(report, group.before)},
+                              {"readers", readers_of(report, group)},
                               {"channels", group.channels},
                               {"scaled", group.scaled},
                               {"smallest", std::ldexp(1.0, group.smallest)},
@@ -232,9 +246,10 @@ std::string balance_table(const QuantizeReport& report) {
       "their inputs, which was divided by them.\n\n"
       "| columns of | divided | channels | scaled | scales |\n|---|---|---|---|---|\n";
   for (const BalancedGroup& group : report.balanced) {
-    text += fmt::format("| {} | {} | {} | {} | {:g} to {:g} |\n", fmt::join(group.readers, ", "),
-                        group.before, group.channels, group.scaled, std::ldexp(1.0, group.smallest),
-                        std::ldexp(1.0, group.largest));
+    text += fmt::format("| {} | {} | {} | {} | {:g} to {:g} |\n",
+                        fmt::join(readers_of(report, group), ", "),
+                        file_name_of(report, group.before), group.channels, group.scaled,
+                        std::ldexp(1.0, group.smallest), std::ldexp(1.0, group.largest));
   }
   return text;
 }

@@ -15,8 +15,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/mapped_file.h"
+#include "checkpoint/temp_folder.h"
 #include "models/registry.h"
 #include "quantize/model_values.h"
+#include "quantize/quantizer.h"
 #include "quantize/source.h"
 #include "support/fresh_seed.h"
 
@@ -25,6 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::logits_of;
 using testing::values_of;
 
@@ -282,6 +286,69 @@ TEST(Balance, ScalesAreThoseOfTheInputs) {
     }
     ASSERT_EQ(values_of(balanced.weights().find(name)->weight), expected) << name;
   }
+}
+
+std::map<std::string, std::string> bytes_of_folder(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("report.")) files[name] = read_file(entry.path());
+  }
+  return files;
+}
+
+// An interrupted run goes on to the same bytes, by other threads too; one of another strength does
+// not take its layers.
+TEST(Balance, GoesOnWhereItStopped) {
+  testing::FreshRandom random;
+  const CalibrationTokens tokens = random_tokens(random);
+  const testing::TempFolder folder;
+  ThreadPool one({.num_threads = 1}), three({.num_threads = 3});
+  QuantizeOptions options{
+      .recipe = {.scheme = "w8a8"}, .method = QuantizeMethod::kNearest, .balance = 0.5};
+  const fs::path model = demo("gemma4-dense"), out = folder.path() / "out";
+  const auto quantise = [&](const fs::path& to, ThreadPool& pool, double strength) {
+    QuantizeOptions other = options;
+    other.balance = strength;
+    return quantize_model(model, to, tokens, pool, other);
+  };
+  const auto stop = [](const QuantizeProgress& progress) {
+    if (progress.phase == "layer 3 of 8") throw Error("stopped");
+  };
+  quantise(folder.path() / "whole", one, 0.5);
+  options.progress = stop;
+  EXPECT_THROW(quantise(out, three, 0.5), Error);
+  options.progress = nullptr;
+  EXPECT_EQ(quantise(out, three, 0.5).times.layers_resumed, 2);
+  EXPECT_EQ(bytes_of_folder(out), bytes_of_folder(folder.path() / "whole"));
+
+  options.progress = stop;
+  EXPECT_THROW(quantise(folder.path() / "plain", three, 0.5), Error);
+  options.progress = nullptr;
+  EXPECT_EQ(quantise(folder.path() / "plain", three, 0).times.layers_resumed, 0);
+  EXPECT_NE(bytes_of_folder(folder.path() / "plain"), bytes_of_folder(out));
+}
+
+TEST(Balance, RefusesWhatItCannotDo) {
+  testing::FreshRandom random;
+  const CalibrationTokens tokens = random_tokens(random);
+  const testing::TempFolder folder;
+  ThreadPool pool({.num_threads = 1});
+  const auto error_of = [&](const CalibrationTokens& text, const QuantizeOptions& options) {
+    try {
+      quantize_model(demo("gemma4-dense"), folder.path() / "out", text, pool, options);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const double strength : {-0.5, 1.25, std::nan("")}) {
+    EXPECT_THAT(error_of(tokens, {.balance = strength}), HasSubstr("from 0 to 1")) << strength;
+  }
+  EXPECT_THAT(error_of({}, {.method = QuantizeMethod::kNearest, .balance = 0.5}),
+              HasSubstr("needs calibration text"));
+  EXPECT_THAT(error_of(tokens, {.balance = 0.5, .file_format = QuantizedFileFormat::kGguf}),
+              HasSubstr("only models for folders"));
 }
 
 // What reads an input along with experts is not balanced; the shared expert's own width is.
