@@ -12,12 +12,13 @@
 namespace braid::testing {
 
 // Of all ids, [ids, vocabulary].
-inline std::vector<float> logits_of(const Model& model, const std::vector<int32_t>& ids) {
+inline std::vector<float> logits_of(const Model& model, const std::vector<int32_t>& ids,
+                                    const RunnerOptions& options = {}) {
   ThreadPool threads({.num_threads = 2});
   Stream stream(threads);
   CachePool pool(model.cache_layout(), {.max_tokens = static_cast<int64_t>(ids.size()),
                                         .max_step_tokens = static_cast<int64_t>(ids.size())});
-  Runner runner(model, pool, stream);
+  Runner runner(model, pool, stream, options);
   SequenceState sequence(pool);
   StepPlan plan;
   plan.sequences.push_back({&sequence, ids, WantedLogits::kAll});
