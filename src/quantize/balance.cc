@@ -24,10 +24,8 @@ namespace {
 constexpr int64_t kColumnGrain = 64, kRowGrain = 16;
 
 enum class Before : uint8_t {
-  kNorm,      // a gain of the family's usual norm
-  kHeadGain,  // a gain that all heads share
-  kRows,      // a matrix
-  kHeads,     // a matrix whose rows are heads, each read by some heads of the readers
+  kNorm,  // a gain of the family's usual norm
+  kRows,  // a matrix
 };
 
 // Readers: those of them that a layer has; all that read the input.
@@ -49,14 +47,12 @@ Family family_of(const ModelFiles& files) {
                        {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}};
   const Rule down{Before::kRows, "mlp.up_proj", {"mlp.down_proj"}};
   const std::vector<std::string_view> mlp = {"mlp.gate_proj", "mlp.up_proj"};
-  // Sums of values are linear in them, where no norm follows.
-  const Rule output{Before::kHeads, "self_attn.v_proj", {"self_attn.o_proj"}};
   const float offset = files.is_gguf() ? 0.0f : 1.0f;
   if (type.starts_with("gemma4")) {
     return {{attention, {Before::kNorm, "pre_feedforward_layernorm", mlp}, down}, 0};
   }
   if (type.starts_with("gemma3")) {
-    return {{attention, {Before::kNorm, "pre_feedforward_layernorm", mlp}, down, output}, offset};
+    return {{attention, {Before::kNorm, "pre_feedforward_layernorm", mlp}, down}, offset};
   }
   if (type.starts_with("qwen3")) {
     const Rule delta{
@@ -68,9 +64,7 @@ Family family_of(const ModelFiles& files) {
              delta,
              {Before::kNorm, "post_attention_layernorm", mlp},
              down,
-             {Before::kRows, "mlp.shared_expert.up_proj", {"mlp.shared_expert.down_proj"}},
-             output,
-             {Before::kHeadGain, "linear_attn.norm", {"linear_attn.out_proj"}}},
+             {Before::kRows, "mlp.shared_expert.up_proj", {"mlp.shared_expert.down_proj"}}},
             offset};
   }
   throw Error("{}: there are no rules to balance '{}'", files.origin(), printable(type));
@@ -146,13 +140,6 @@ struct Change {
   std::vector<int> columns, rows, gains;
 };
 
-// Which channel a column of the readers belongs to: of heads of `run` columns each, `heads` one
-// after the other share theirs.
-struct Channels {
-  int64_t count = 0, run = 0, heads = 1;
-  int64_t of(int64_t column) const { return column / (run * heads) * run + column % run; }
-};
-
 class SourceBalancer {
  public:
   SourceBalancer(WeightMap& weights, const Family& family, ThreadPool& pool, double strength)
@@ -164,7 +151,10 @@ class SourceBalancer {
       for (const std::string_view reader : rule.readers) wanted.insert(full_name(layer, reader));
       const std::optional<InputSizes::Seen> seen = inputs.find(wanted);
       const std::string before = full_name(layer, rule.before);
-      if (seen && weights_.find(before) != nullptr) add_group(layer, rule, before, *seen);
+      const StoredTensor* made_by = weights_.find(before);
+      const bool fits = seen && made_by != nullptr &&
+                        made_by->weight.shape.dim(0) == static_cast<int64_t>(seen->sizes.size());
+      if (fits) add_group(rule, before, *seen);
     }
   }
 
@@ -179,55 +169,30 @@ class SourceBalancer {
   }
 
  private:
-  void add_group(int64_t layer, const Rule& rule, const std::string& before,
-                 const InputSizes::Seen& seen) {
+  void add_group(const Rule& rule, const std::string& before, const InputSizes::Seen& seen) {
     const auto cols = static_cast<int64_t>(seen.sizes.size());
-    const std::optional<Channels> channels = channels_of(layer, rule, before, cols);
-    if (!channels) return;
-    std::vector<float> inputs(static_cast<size_t>(channels->count)), weights(inputs.size());
-    for (int64_t c = 0; c < cols; ++c) raise(inputs[channels->of(c)], seen.sizes[c]);
-    for (const float size : inputs) {
+    for (const float size : seen.sizes) {
       if (std::isfinite(size)) continue;
       throw Error("{}: the calibration gives {} inputs that are not finite", weights_.origin(),
                   printable(seen.readers[0]));
     }
+    std::vector<float> weights(seen.sizes.size());
     for (const std::string& reader : seen.readers) {
       const std::vector<float> sizes = column_sizes(weights_.find(reader)->weight);
-      for (int64_t c = 0; c < cols; ++c) raise(weights[channels->of(c)], sizes[c]);
+      for (int64_t c = 0; c < cols; ++c) raise(weights[c], sizes[c]);
     }
-    const std::vector<int> exponents = balance_exponents(inputs, weights, strength_);
+    const std::vector<int> exponents = balance_exponents(seen.sizes, weights, strength_);
     const auto [smallest, largest] = std::minmax_element(exponents.begin(), exponents.end());
-    groups_.push_back(
-        {.before = before,
-         .readers = seen.readers,
-         .channels = channels->count,
-         .scaled = channels->count - std::count(exponents.begin(), exponents.end(), 0),
-         .smallest = *smallest,
-         .largest = *largest});
-    std::vector<int> columns(static_cast<size_t>(cols));
-    for (int64_t c = 0; c < cols; ++c) columns[c] = exponents[channels->of(c)];
-    for (const std::string& reader : seen.readers) changes_[reader].columns = columns;
-    const bool is_gain = rule.kind == Before::kNorm || rule.kind == Before::kHeadGain;
+    groups_.push_back({.before = before,
+                       .readers = seen.readers,
+                       .channels = cols,
+                       .scaled = cols - std::count(exponents.begin(), exponents.end(), 0),
+                       .smallest = *smallest,
+                       .largest = *largest});
+    for (const std::string& reader : seen.readers) changes_[reader].columns = exponents;
+    const bool is_gain = rule.kind == Before::kNorm;
     (is_gain ? changes_[before].gains : changes_[before].rows) = exponents;
-    if (rule.kind == Before::kNorm) offsets_[before] = family_.norm_offset;
-  }
-
-  // None where the shapes are not those of the rule.
-  std::optional<Channels> channels_of(int64_t layer, const Rule& rule, const std::string& before,
-                                      int64_t cols) const {
-    const Weight& weight = weights_.find(before)->weight;
-    const int64_t made = weight.shape.dim(0);
-    Channels channels{.count = made, .run = made};
-    if (rule.kind == Before::kHeads) {
-      const StoredTensor* norm = weights_.find(full_name(layer, "self_attn.k_norm"));
-      if (norm == nullptr) return std::nullopt;
-      channels.run = norm->weight.shape.dim(0);
-    }
-    if (made == 0 || made % channels.run != 0 || cols % made != 0) return std::nullopt;
-    channels.heads = cols / made;
-    const bool one_to_one = rule.kind == Before::kNorm || rule.kind == Before::kRows;
-    if (one_to_one && channels.heads != 1) return std::nullopt;
-    return channels;
+    if (is_gain) offsets_[before] = family_.norm_offset;
   }
 
   std::vector<float> column_sizes(const Weight& weight) const {

@@ -248,33 +248,21 @@ TEST(Balance, ScalesAreThoseOfTheInputs) {
     pass.observe_layer(layer, inputs);
     pass.run_layer(layer);
   }
-  ASSERT_EQ(groups.size(), static_cast<size_t>(4 * model->num_layers()));
+  ASSERT_EQ(groups.size(), static_cast<size_t>(3 * model->num_layers()));
 
   std::map<std::string, std::vector<int>> columns, rows;
   for (const BalancedGroup& group : groups) {
     const std::vector<float>& x = inputs.by_reader.at(group.readers[0]);
-    const Weight& before = source.weights().find(group.before)->weight;
-    const auto cols = static_cast<int64_t>(x.size()), made = before.shape.dim(0);
-    const std::string layer = group.before.substr(0, group.before.find('.', 7) + 1);
-    const int64_t head = source.weights().find(layer + "self_attn.k_norm.weight")->weight.cols();
-    // Query heads that share one of values lie one after the other.
-    const auto channel = [&](int64_t c) {
-      return made == cols ? c : c / head / (cols / made) * head + c % head;
-    };
-    std::vector<float> sizes(static_cast<size_t>(made)), weights(sizes.size());
-    for (int64_t c = 0; c < cols; ++c) {
-      sizes[channel(c)] = std::max(sizes[channel(c)], x[c]);
-      for (const std::string& reader : group.readers) {
-        const std::vector<float> w = values_of(source.weights().find(reader)->weight);
-        for (size_t at = c; at < w.size(); at += cols) {
-          weights[channel(c)] = std::max(weights[channel(c)], std::abs(w[at]));
-        }
+    const size_t cols = x.size();
+    std::vector<float> weights(cols);
+    for (const std::string& reader : group.readers) {
+      const std::vector<float> w = values_of(source.weights().find(reader)->weight);
+      for (size_t at = 0; at < w.size(); ++at) {
+        weights[at % cols] = std::max(weights[at % cols], std::abs(w[at]));
       }
     }
-    const std::vector<int> exponents = balance_exponents(sizes, weights, 0.5);
-    for (const std::string& reader : group.readers) {
-      for (int64_t c = 0; c < cols; ++c) columns[reader].push_back(exponents[channel(c)]);
-    }
+    const std::vector<int> exponents = balance_exponents(x, weights, 0.5);
+    for (const std::string& reader : group.readers) columns[reader] = exponents;
     rows[group.before] = exponents;
   }
   for (const auto& [name, tensor] : source.weights().tensors()) {
