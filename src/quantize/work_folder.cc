@@ -141,7 +141,16 @@ WorkFolder::WorkFolder(const fs::path& out, uint64_t key) : out_(out) {
 }
 
 WorkFolder::~WorkFolder() {
-  if (lock_fd_ >= 0) ::close(lock_fd_);
+  if (lock_fd_ < 0) return;
+  // With nothing to go on with it would only be in the way.
+  std::error_code error;
+  fs::directory_iterator entry(path_, error);
+  const bool has_key = !error && entry != fs::end(entry) && entry->path().filename() == kKeyName;
+  if (has_key && entry.increment(error) == fs::end(entry) && !error) {
+    fs::remove(path_ / kKeyName, error);
+    fs::remove(path_, error);
+  }
+  ::close(lock_fd_);
 }
 
 fs::path WorkFolder::part_path(int64_t index, const char* extension) const {

@@ -151,6 +151,8 @@ class QuantizeTest(CliCase):
             self.refuse("", "demo:gemma4", "-o", self.out, "--method", "rtn", *words, code=2)
         self.refuse("no matrix of", "demo:gemma4", "-o", self.out, "--method", "rtn", "--keep", "nothing.*")
         self.refuse("quantised already", os.path.join(MODELS, "gemma3_w4a16"), "-o", self.out, "--method", "rtn")
+        # What is refused leaves nothing to clear away.
+        self.assertFalse(self.out.with_name(self.out.name + ".quantizing").exists())
         for name in ("gguf/qwen3_5_mtp_bf16.gguf", "gguf/gemma4_moe_bf16.gguf"):
             self.refuse("quantise to a GGUF file", os.path.join(MODELS, name), "-o", self.out, "--method", "rtn")
         self.out.mkdir()
