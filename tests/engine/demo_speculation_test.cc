@@ -102,8 +102,9 @@ TEST_P(DemoSpeculationTest, TheTextIsTheSame) {
       ASSERT_EQ(replies[i].tokens, replies_[i].tokens) << "request " << i;
       ASSERT_EQ(replies[i], replies_[i]) << "request " << i;
     }
-    EXPECT_GT(stats.num_accepted(), 0);
+    // How often an adaptive one drafts at all is up to the clock.
     if (!adaptive) {
+      EXPECT_GT(stats.num_accepted(), 0);
       std::cout << GetParam().name << ": " << stats.num_accepted() << " of " << stats.num_drafted()
                 << " drafts accepted\n";
     }
