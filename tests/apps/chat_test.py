@@ -8,7 +8,7 @@ import termios
 import time
 import unittest
 
-from cli_case import BRAID, DEMO, CliCase
+from cli_case import BRAID, DEMO, PATIENCE, CliCase
 
 ARGUMENTS = ["run", DEMO, "--chat", "--greedy", "-t", "1"]
 
@@ -27,6 +27,8 @@ class Terminal:
     @staticmethod
     def take_terminal():
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        # A shell that runs the tests in the background lets them ignore it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def read(self, seconds):
         if not select.select([self.fd], [], [], seconds)[0]:
@@ -38,21 +40,25 @@ class Terminal:
         self.shown += piece.decode(errors="replace")
         return True if piece else None
 
-    def wait_for(self, text, seconds=100):
-        """Reads until `text` shows; returns all that showed since the last call."""
-        deadline = time.monotonic() + seconds
-        while text not in self.shown and time.monotonic() < deadline:
+    def wait_until(self, shown, what):
+        """Reads until `shown()`."""
+        deadline = time.monotonic() + PATIENCE
+        while not shown() and time.monotonic() < deadline:
             if self.read(0.2) is None:
                 break
-        if text not in self.shown:
-            raise AssertionError("%r did not show; there is %r" % (text, self.shown))
+        if not shown():
+            raise AssertionError("%s did not show; there is %r" % (what, self.shown))
+
+    def wait_for(self, text):
+        """Reads until `text` shows; returns all that showed since the last call."""
+        self.wait_until(lambda: text in self.shown, repr(text))
         end = self.shown.index(text) + len(text)
         seen, self.shown = self.shown[:end], self.shown[end:]
         return seen
 
-    def wait_for_editor(self, seconds=100):
+    def wait_for_editor(self):
         """Keys typed before the line editor has the terminal are the kernel's; Ctrl-D would be lost."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE
         while termios.tcgetattr(self.fd)[3] & termios.ICANON:
             if time.monotonic() > deadline:
                 raise AssertionError("no line editor; there is %r" % self.shown)
@@ -61,11 +67,11 @@ class Terminal:
     def type(self, text):
         os.write(self.fd, text.encode())
 
-    def finish(self, seconds=100):
-        deadline = time.monotonic() + seconds
+    def finish(self):
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and self.read(0.2) is not None:
             pass
-        return self.process.wait(timeout=120)
+        return self.process.wait(timeout=PATIENCE)
 
     def close(self):
         if self.process.poll() is None:
@@ -109,13 +115,12 @@ class TerminalChatTest(CliCase):
         self.assertTrue(flags & termios.ECHO and flags & termios.ICANON)
 
     def test_interrupt_stops_the_reply_only(self):
-        chat = self.open("-n", "5000", "--ignore-eos")
+        # As much as the context holds: the reply never ends before the key is typed.
+        chat = self.open("-n", "100000", "--ignore-eos")
         chat.type("The house\n")
         chat.wait_for("The house")
         before = len(chat.shown)
-        deadline = time.monotonic() + 60
-        while len(chat.shown) < before + 40 and time.monotonic() < deadline:
-            chat.read(0.2)
+        chat.wait_until(lambda: len(chat.shown) >= before + 40, "a reply")
         chat.type("\x03")
         chat.wait_for("[stopped]")
         chat.wait_for("> ")
