@@ -21,6 +21,11 @@ DEMO = "demo:gemma4-dense"
 CACHE = tempfile.mkdtemp(prefix="braid_cache_")
 atexit.register(shutil.rmtree, CACHE, True)
 os.environ["XDG_CACHE_HOME"] = CACHE
+# No test here is of a GPU, whatever the machine has.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# Seconds after which a program is taken for stuck. Far more than any needs, however slow the machine.
+PATIENCE = 1800
 
 
 class CliCase(unittest.TestCase):
@@ -51,7 +56,7 @@ class CliCase(unittest.TestCase):
         if isinstance(stdin, str):
             stdin = stdin.encode()
         return subprocess.run(command, input=stdin, stdout=stdout, stderr=subprocess.PIPE,
-                              timeout=120)
+                              timeout=PATIENCE)
 
     def succeed(self, *arguments, **streams):
         result = self.braid(*arguments, **streams)

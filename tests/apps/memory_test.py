@@ -5,9 +5,10 @@ import json
 import os
 import re
 import subprocess
+import sys
 import unittest
 
-from cli_case import BRAID, CliCase, DEMO, SOURCE
+from cli_case import BRAID, CliCase, DEMO, PATIENCE, SOURCE
 
 HELDOUT = os.path.join(os.environ["BRAID_DEMO_MODELS"], "heldout", "heldout.txt")
 FIXED = ("-t", "2", "--weight-cache", "off")
@@ -23,7 +24,8 @@ class MemoryCase(CliCase):
                "code = subprocess.run(sys.argv[1:]).returncode\n"
                "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)\n"
                "sys.exit(code)\n")
-        result = subprocess.run(["python3", "-c", ask] + command, capture_output=True, timeout=300)
+        result = subprocess.run([sys.executable, "-c", ask] + command, capture_output=True,
+                                timeout=PATIENCE)
         self.assertEqual(result.returncode, code, result.stderr)
         return result.stdout.decode(), int(result.stderr.decode().split()[-1]) * 1024
 

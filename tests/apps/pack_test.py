@@ -6,7 +6,7 @@ import signal
 import subprocess
 import unittest
 
-from cli_case import BRAID, DEMO, MODELS, CliCase
+from cli_case import BRAID, DEMO, MODELS, PATIENCE, CliCase
 
 GGUFS = ["gemma4_e4b_q8_0.gguf", "gemma3_f32.gguf", "gemma4_moe_bf16.gguf",
          "gemma4_dense_bf16-00001-of-00002.gguf", "qwen3_5_moe_mtp_q8_0.gguf",
@@ -90,7 +90,7 @@ class PackTest(CliCase):
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         return subprocess.run([BRAID, *arguments], preexec_fn=limit, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, timeout=120)
+                              stderr=subprocess.PIPE, timeout=PATIENCE)
 
     def test_a_full_disk_leaves_nothing(self):
         result = self.with_small_disk("pack", GGUF, "-o", self.path("packed"))
@@ -102,7 +102,7 @@ class PackTest(CliCase):
         command = [BRAID, "pack", GGUF, "-o", self.path("packed")]
         many = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
                 for _ in range(4)]
-        errors = [process.communicate(timeout=120)[1].decode() for process in many]
+        errors = [process.communicate(timeout=PATIENCE)[1].decode() for process in many]
         self.assertEqual(sorted(process.returncode for process in many), [0, 1, 1, 1], errors)
         self.assertEqual(sum("already exists" in error for error in errors), 3, errors)
         self.assertEqual(os.listdir(self.folder), ["packed"])
@@ -174,7 +174,7 @@ class PackTest(CliCase):
         many = [subprocess.Popen([BRAID, *self.RUN, "--weight-cache", cache],
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
                 for _ in range(6)]
-        replies = [process.communicate(timeout=120) for process in many]
+        replies = [process.communicate(timeout=PATIENCE) for process in many]
         for out, err in replies:
             self.assertEqual(json.loads(out)["ids"], expected, err)
         # The others waited for the one that packed.

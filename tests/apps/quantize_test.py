@@ -1,14 +1,17 @@
 """braid quantize as a user meets it: models that run, and one clear line for what cannot be done."""
 
+import glob
 import json
 import os
 import pathlib
+import resource
+import shutil
 import signal
 import subprocess
 import time
 import unittest
 
-from cli_case import BRAID, MODELS, CliCase
+from cli_case import BRAID, MODELS, PATIENCE, CliCase
 
 HELDOUT = os.path.join(os.environ["BRAID_DEMO_MODELS"], "heldout", "heldout.txt")
 
@@ -159,22 +162,39 @@ class QuantizeTest(CliCase):
         (self.out / "file").write_text("x")
         self.refuse("already exists", "demo:gemma4", "-o", self.out, "--method", "rtn")
 
+    def start_and_freeze(self, words, work):
+        """The command, stopped by SIGSTOP when a part more is done and layers are left."""
+        parts = lambda: len(glob.glob(f"{work}/part-*.json"))
+        wanted = parts() + 1
+        for _ in range(20):
+            process = subprocess.Popen([BRAID, *map(str, words)], stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.PIPE, text=True)
+            while process.poll() is None and parts() < wanted:
+                time.sleep(0.005)
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            # Twice this leaves some of the eight layers.
+            if process.poll() is None and parts() < wanted + 3:
+                return process
+            # This script was slower than the program: once more, from the start.
+            process.kill()
+            _, error = process.communicate()
+            self.assertIn(process.returncode, (0, -signal.SIGKILL), error)
+            for folder in (work, self.out):
+                shutil.rmtree(folder, ignore_errors=True)
+        self.fail("never stopped in time")
+
     def test_interrupted_work_is_gone_on_with(self):
         words = ["quantize", "demo:gemma4-dense", "-o", self.out, "--sequences", "16", "--sequence-length", "128"]
         work = pathlib.Path(f"{self.out}.quantizing")
         for stop in (signal.SIGINT, signal.SIGKILL):
-            process = subprocess.Popen([BRAID, *map(str, words)], stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.PIPE, text=True)
-            known = len(list(work.glob("part-*.json"))) if work.exists() else 0
-            while process.poll() is None and (not work.exists() or len(list(work.glob("part-*.json"))) <= known):
-                time.sleep(0.005)
+            process = self.start_and_freeze(words, work)
             process.send_signal(stop)
-            _, error = process.communicate()
-            if process.returncode == 0:
-                self.skipTest("done before it could be stopped")
+            process.send_signal(signal.SIGCONT)
+            _, error = process.communicate(timeout=PATIENCE)
             self.assertFalse(self.out.exists())
             if stop == signal.SIGINT:
-                self.assertEqual(process.returncode, 1)
+                self.assertEqual(process.returncode, 1, error)
                 self.assertIn("the same command goes on with it", error)
         facts = json.loads(self.succeed(*words, "--json"))
         self.assertGreater(facts["layers_resumed"], 1)
@@ -184,19 +204,33 @@ class QuantizeTest(CliCase):
             self.assertEqual((self.out / name).read_bytes(), (whole / name).read_bytes())
         self.assertFalse(work.exists())
 
+    OUTPUTS = (("out", "--method", "rtn"), ("out.gguf", "--scheme", "q8_0"))
+
     def test_full_disk(self):
         mount = self.root / "small"
         mount.mkdir()
-        made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True)
-        if made.returncode != 0:
+        # In a name space of its own: whatever happens, no mount is left behind.
+        alone = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs "$0" && "$@"', mount]
+        if subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
             self.skipTest("tmpfs cannot be mounted here")
-        self.addCleanup(subprocess.run, ["umount", str(mount)], check=False)
-        self.refuse("cannot write: No space left on device", "demo:gemma4-dense", "-o", mount / "out",
-                 "--method", "rtn")
-        self.assertFalse((mount / "out").exists())
-        self.refuse("cannot write: No space left on device", "demo:gemma4-dense", "-o", mount / "out.gguf",
-                    "--scheme", "q8_0")
-        self.assertFalse((mount / "out.gguf").exists())
+        for name, *options in self.OUTPUTS:
+            # What is there afterwards shows while the mount is.
+            result = subprocess.run([*alone, "sh", "-c", '"$@"; code=$?; ls "$0"; exit $code', mount, BRAID, "quantize",
+                                     "demo:gemma4-dense", "-o", mount / name, *options], capture_output=True,
+                                    text=True, timeout=PATIENCE)
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertIn("cannot write: No space left on device", result.stderr)
+            self.assertNotIn(name, result.stdout.split())
+
+    def test_files_that_may_not_grow(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        for name, *options in self.OUTPUTS:
+            result = subprocess.run([BRAID, "quantize", "demo:gemma4-dense", "-o", self.root / name, *options],
+                                    preexec_fn=limit, capture_output=True, text=True, timeout=PATIENCE)
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertIn("cannot write: File too large", result.stderr)
+            self.assertFalse((self.root / name).exists())
 
 
 if __name__ == "__main__":
