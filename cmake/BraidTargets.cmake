@@ -69,6 +69,9 @@ function(_braid_check_includes name closure)
   endforeach()
 endfunction()
 
+# Seconds after which a test is taken for stuck. Never a judgement of speed: sanitizers and busy machines are slow.
+set(BRAID_TEST_TIMEOUT 3600)
+
 # braid_test(NAME SOURCES a_test.cc ... USES folder ... [LABEL unit|model|gpu|ranks])
 function(braid_test name)
   cmake_parse_arguments(ARG "" "LABEL" "SOURCES;USES;PACKAGES" ${ARGN})
@@ -84,5 +87,5 @@ function(braid_test name)
   target_compile_definitions(${name} PRIVATE BRAID_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 600)
+  set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${BRAID_TEST_TIMEOUT})
 endfunction()
