@@ -60,7 +60,7 @@ class Terminal:
         """Keys typed before the line editor has the terminal are the kernel's; Ctrl-D would be lost."""
         deadline = time.monotonic() + PATIENCE
         while termios.tcgetattr(self.fd)[3] & termios.ICANON:
-            if time.monotonic() > deadline:
+            if self.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError("no line editor; there is %r" % self.shown)
             time.sleep(0.01)
 
