@@ -185,7 +185,7 @@ class QuantizeTest(CliCase):
         self.fail("never stopped in time")
 
     def test_interrupted_work_is_gone_on_with(self):
-        words = ["quantize", "demo:gemma4-dense", "-o", self.out, "--sequences", "16", "--sequence-length", "128"]
+        words = ["quantize", "demo:gemma4-dense", "-o", self.out, "--sequences", "16", "--sequence-length", "128", "-t", "2"]
         work = pathlib.Path(f"{self.out}.quantizing")
         for stop in (signal.SIGINT, signal.SIGKILL):
             process = self.start_and_freeze(words, work)
