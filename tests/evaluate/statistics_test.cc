@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "support/fresh_seed.h"
@@ -40,11 +42,18 @@ TEST(EstimateRatio, OfEqualWeightsIsTheMeanWithItsInterval) {
   for (const double v : values) mean += v / static_cast<double>(n);
   for (const double v : values) squares += (v - mean) * (v - mean);
   const double deviation = std::sqrt(squares / static_cast<double>(n - 1));
-  const double expected = student_t_quantile(0.975, static_cast<double>(n - 1)) * deviation /
-                          std::sqrt(static_cast<double>(n));
+  const double quantile = student_t_quantile(0.975, static_cast<double>(n - 1));
+  const double expected = quantile * deviation / std::sqrt(static_cast<double>(n));
   const Estimate estimate = estimate_ratio(units);
-  EXPECT_NEAR(estimate.mean, mean, 1e-12);
-  EXPECT_NEAR(estimate.half_width, expected, 1e-12 * expected);
+  // A mean is off by n·ε of the largest number at most, a difference from it by little more; so is,
+  // however small, the root mean square of the differences.
+  double largest = 0;
+  for (const double v : values) largest = std::max(largest, std::abs(v));
+  const double off =
+      4 * static_cast<double>(n + 4) * std::numeric_limits<double>::epsilon() * largest;
+  EXPECT_NEAR(estimate.mean, mean, off);
+  EXPECT_NEAR(estimate.half_width, expected,
+              quantile / std::sqrt(static_cast<double>(n - 1)) * off + 1e-12 * expected);
   EXPECT_EQ(estimate.num_units, n);
 }
 

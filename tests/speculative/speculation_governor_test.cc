@@ -72,7 +72,7 @@ Outcome run(SpeculationGovernor& governor, const World& world, int64_t num_token
 TEST(SpeculationGovernor, BeginsWithPlainStepsThenTriesTheFullLength) {
   testing::FreshRandom random;
   SpeculationGovernor governor(4);
-  const Outcome outcome = run(governor, {.noise = 0}, 200, random);
+  const Outcome outcome = run(governor, {.right = 1, .noise = 0}, 200, random);
   for (int64_t i = 0; i < SpeculationGovernor::kFirstPlainSteps; ++i) {
     EXPECT_EQ(outcome.asked[i], 0);
   }
@@ -82,9 +82,11 @@ TEST(SpeculationGovernor, BeginsWithPlainStepsThenTriesTheFullLength) {
 
 // By luck a trial misleads, and drafts then rest for long: a run may bring a quarter of what there
 // is to gain. The average of all runs is 0.82 to 0.93 of it in these worlds, and a run's standard
-// deviation at most 0.1, so that 0.6 is nine standard errors away.
+// deviation at most 0.1, so that 0.6 is fourteen standard errors away. Of the plain steps that are
+// compared with a few may be slow ones, and the gain of one run in a thousand then be taken for a
+// fifth more than it is; on average it is off by 0.026.
 TEST(SpeculationGovernor, ComesNearTheBestLength) {
-  constexpr int kRuns = 20;
+  constexpr int kRuns = 40;
   testing::FreshRandom random;
   for (const World& world : {World{.right = 0.9}, World{.right = 0.6, .noise = 0},
                              World{.verify = 0.02, .draft = 0.01, .right = 0.7},
@@ -92,41 +94,53 @@ TEST(SpeculationGovernor, ComesNearTheBestLength) {
                              World{.draft = 0.05, .fixed = 0.3, .right = 0.85}}) {
     double best = 1;
     for (int64_t k = 1; k <= 6; ++k) best = std::max(best, world.gain(1, k));
-    double mean = 0;  // share of what there is to gain
+    double mean = 0, error = 0;  // share of what there is to gain, of the gain
     for (int i = 0; i < kRuns; ++i) {
       SpeculationGovernor governor(6);
       const Outcome outcome = run(governor, world, 10000, random);
       const double gain = outcome.plain_seconds / outcome.seconds;
-      EXPECT_NEAR(governor.plain_seconds() / governor.actual_seconds(), gain, 0.15 * gain);
+      const double reported = governor.plain_seconds() / governor.actual_seconds();
+      if (world.noise == 0) {
+        EXPECT_NEAR(reported, gain, 1e-3 * gain);
+      }
+      error += std::abs(reported / gain - 1) / kRuns;
       mean += (gain - 1) / (best - 1) / kRuns;
     }
     EXPECT_GT(mean, 0.6) << "best " << best;
+    EXPECT_LT(error, 0.1) << "best " << best;
   }
 }
 
-// However bad the drafts and however often they are tried again.
+// However bad the drafts and however often they are tried again: 0.01 to 0.018 on average, 0.03
+// where a single trial costs so much. Slow plain steps, if several come together, flatter the
+// drafts: one run in a thousand loses 0.02 to 0.04 more.
 TEST(SpeculationGovernor, LosesAtMostAFewPercentOnDraftsThatDoNotPay) {
+  constexpr int kRuns = 10;
   testing::FreshRandom random;
   for (const double right : {0.0, 0.3, 0.5}) {
     for (const double draft : {0.4, 1.0, 5.0}) {
       const World world{.verify = 0.5, .draft = draft, .right = right};
-      SpeculationGovernor governor(random.integer(1, 8));
-      const Outcome outcome = run(governor, world, 3000, random);
-      EXPECT_LT(outcome.seconds, 1.05 * outcome.plain_seconds) << right << " " << draft;
-      const auto report = governor.take_report();
-      ASSERT_TRUE(report);
-      EXPECT_NE(report->find("do not pay"), std::string::npos);
-      EXPECT_FALSE(governor.take_report());
+      double cost = 0;
+      for (int i = 0; i < kRuns; ++i) {
+        SpeculationGovernor governor(random.integer(1, 8));
+        const Outcome outcome = run(governor, world, 3000, random);
+        cost += outcome.seconds / outcome.plain_seconds / kRuns;
+        const auto report = governor.take_report();
+        ASSERT_TRUE(report);
+        EXPECT_NE(report->find("do not pay"), std::string::npos);
+        EXPECT_FALSE(governor.take_report());
+      }
+      EXPECT_LT(cost, 1.05) << right << " " << draft;
     }
   }
 }
 
-// On average 2.24 times as fast, with a standard deviation of 0.11 a run: 1.7 is fifteen standard
-// errors below.
+// On average 2.24 times as fast, with a standard deviation of 0.12 a run: 1.7 is fourteen standard
+// errors below. Losses are 0.011 on average, of one run in a thousand 0.05.
 TEST(SpeculationGovernor, TurnsOnAgainWhenTheTextChanges) {
   constexpr int kRuns = 10;
   testing::FreshRandom random;
-  double gain = 0;
+  double gain = 0, cost = 0;
   for (int i = 0; i < kRuns; ++i) {
     SpeculationGovernor governor(3);
     World world{.right = 0.02};
@@ -138,22 +152,23 @@ TEST(SpeculationGovernor, TurnsOnAgainWhenTheTextChanges) {
     // And off: what was saved may not be lost again.
     world.right = 0;
     const Outcome off = run(governor, world, 3000, random);
-    EXPECT_LT(off.seconds, 1.05 * off.plain_seconds);
+    cost += off.seconds / off.plain_seconds / kRuns;
     EXPECT_FALSE(governor.take_report());
   }
   EXPECT_GT(gain, 1.7);
+  EXPECT_LT(cost, 1.05);
 }
 
 // Drafts pay for one sequence but not for many; each number of sequences is judged by itself. One
-// is 1.81 times as fast on average, with a standard deviation of 0.07: 1.6 is ten standard errors
-// below.
+// is 1.8 times as fast on average, with a standard deviation of 0.07: 1.6 is nine standard errors
+// below, even if the rounds of a run were all alike. Many lose 0.011 on average, seldom 0.02.
 TEST(SpeculationGovernor, KnowsTheNumberOfSequences) {
-  constexpr int kRuns = 4, kRounds = 4;
+  constexpr int kRuns = 10, kRounds = 4;
   testing::FreshRandom random;
   const World world{.verify = 0.1, .draft = 0.1, .right = 0.8};
   ASSERT_GT(world.gain(1, 3), 1.5);
   ASSERT_LT(world.gain(16, 1), 1);
-  double gain = 0;
+  double gain = 0, cost = 0;
   for (int i = 0; i < kRuns; ++i) {
     SpeculationGovernor governor(3);
     for (int round = 0; round < kRounds; ++round) {
@@ -161,10 +176,11 @@ TEST(SpeculationGovernor, KnowsTheNumberOfSequences) {
       const Outcome many = run(governor, world, 32000, random, 16);
       if (round == 0) continue;
       gain += one.plain_seconds / one.seconds / (kRuns * (kRounds - 1));
-      EXPECT_LT(many.seconds, 1.05 * many.plain_seconds);
+      cost += many.seconds / many.plain_seconds / (kRuns * (kRounds - 1));
     }
   }
   EXPECT_GT(gain, 1.6);
+  EXPECT_LT(cost, 1.05);
 }
 
 TEST(SpeculationGovernor, IsAFunctionOfItsInputs) {
