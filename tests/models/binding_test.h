@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "checkpoint/safetensors_writer.h"
 #include "models/registry.h"
+#include "support/fresh_folder.h"
 
 namespace braid {
 
@@ -20,11 +21,7 @@ class BindingTest : public testing::Test {
       : source_(std::filesystem::path(BRAID_TEST_DATA) / "models" / model) {}
 
   void SetUp() override {
-    folder_ = std::filesystem::path(testing::TempDir()) /
-              ("braid_binding_" +
-               std::string(testing::UnitTest::GetInstance()->current_test_info()->name()));
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
+    folder_ = make_fresh_folder();
     std::filesystem::copy(source_ / "config.json", folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }

@@ -9,6 +9,7 @@
 #include "base/mapped_file.h"
 #include "models/gemma4_assistant.h"
 #include "models/registry.h"
+#include "support/fresh_folder.h"
 
 namespace braid {
 namespace {
@@ -23,11 +24,10 @@ using testing::HasSubstr;
 class Gemma4AssistantBindingTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) /
-              ("braid_assistant_" +
-               std::string(testing::UnitTest::GetInstance()->current_test_info()->name()));
+    parent_ = make_fresh_folder();
+    folder_ = parent_ / "assistant";
   }
-  void TearDown() override { fs::remove_all(folder_); }
+  void TearDown() override { fs::remove_all(parent_); }
 
   static fs::path source(const std::string& name) {
     return fs::path(BRAID_TEST_DATA) / "models" / name;
@@ -74,7 +74,7 @@ class Gemma4AssistantBindingTest : public testing::Test {
     return "no error";
   }
 
-  fs::path folder_;
+  fs::path parent_, folder_;
 };
 
 TEST_F(Gemma4AssistantBindingTest, UnchangedCopiesLoad) {

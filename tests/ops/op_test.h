@@ -35,7 +35,7 @@ class Random {
   }
   uint64_t seed() const { return seed_; }
   float normal(float deviation = 1) {
-    return std::normal_distribution<float>(0, deviation)(engine_);
+    return deviation * std::normal_distribution<float>()(engine_);
   }
   float uniform(float low, float high) {
     return std::uniform_real_distribution<float>(low, high)(engine_);

@@ -54,7 +54,7 @@ inline Int8Row quantise_int8(const float* x, int64_t n, float scale) {
 inline double int8_error(const float* x, int64_t n) {
   double largest = 0;
   for (int64_t d = 0; d < n; ++d) largest = std::max(largest, std::abs(double{x[d]}));
-  return std::max(largest / 254 * (1 + 0x1p-15), 0x1p-100);
+  return std::max(largest / 254 * (1 + 0x1p-14), 0x1p-100);
 }
 
 // Likewise with a scale that was chosen ahead.

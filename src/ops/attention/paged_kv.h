@@ -24,7 +24,7 @@ inline constexpr float kLargestKvScale = 0x1p100f;
 // int8: a key or value x of one token and head is stored as round(x_d · 127 / a), a = max |x_d|,
 // and the scale a / 127; it stands for code · scale. If an x_d is not finite, the scale is NaN and
 // so is everything computed from it; if a < 2^-100, codes and scale are 0. Otherwise each element
-// is off by at most e = a / 254 · (1 + 2^-15): half a step, and 127 steps of three roundings.
+// is off by at most e = a / 254 · (1 + 2^-14): half a step, and 127 steps of three roundings.
 //
 // int8 with static scales: each element x is stored as x / s, rounded to the nearest integer (ties
 // to even) and clamped to ±127, s the layer's scale for keys or values; the scale of each token and

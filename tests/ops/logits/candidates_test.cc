@@ -17,11 +17,12 @@ using testing::FreshRandom;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 std::vector<float> random_logits(FreshRandom& random, int64_t size) {
-  std::normal_distribution<float> normal(0, static_cast<float>(random.integer(0, 8)));
+  const auto deviation = static_cast<float>(random.integer(0, 8));
+  std::normal_distribution<float> normal;
   const bool coarse = random.coin();  // many ties
   std::vector<float> logits;
   for (int64_t i = 0; i < size; ++i) {
-    float logit = normal(random.engine());
+    float logit = deviation * normal(random.engine());
     if (coarse) logit = std::round(logit);
     logits.push_back(random.coin(0.05) ? kMinusInfinity : logit);
   }
