@@ -9,7 +9,7 @@
 #include "apps/table.h"
 #include "apps/text_io.h"
 #include "base/error.h"
-#include "checkpoint/temp_folder.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 namespace {

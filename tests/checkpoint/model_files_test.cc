@@ -5,7 +5,7 @@
 #include "checkpoint/expect_error.h"
 #include "checkpoint/gguf_builder.h"
 #include "checkpoint/safetensors_builder.h"
-#include "checkpoint/temp_folder.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 namespace {

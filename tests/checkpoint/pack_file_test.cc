@@ -13,9 +13,9 @@
 #include "checkpoint/pack_writer.h"
 #include "checkpoint/safetensors_builder.h"
 #include "checkpoint/source_fingerprint.h"
-#include "checkpoint/temp_folder.h"
 #include "quant/panels.h"
 #include "support/fresh_seed.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 namespace {

@@ -11,9 +11,9 @@
 #include "checkpoint/model_files.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_builder.h"
-#include "checkpoint/temp_folder.h"
 #include "quant/panels.h"
 #include "support/fresh_seed.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 namespace {

@@ -3,7 +3,7 @@
 #include "checkpoint/expect_error.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_builder.h"
-#include "checkpoint/temp_folder.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 namespace {

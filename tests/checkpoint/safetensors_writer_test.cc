@@ -5,7 +5,7 @@
 #include "base/mapped_file.h"
 #include "checkpoint/expect_error.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/temp_folder.h"
+#include "support/temp_folder.h"
 #include "tensor/tensor.h"
 
 namespace braid {

@@ -8,7 +8,7 @@
 
 #include "checkpoint/gguf_builder.h"
 #include "checkpoint/safetensors_builder.h"
-#include "checkpoint/temp_folder.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 namespace {

@@ -7,11 +7,11 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
-#include "checkpoint/temp_folder.h"
 #include "engine/drafter_choice.h"
 #include "engine/engine.h"
 #include "engine/tiny_model.h"
 #include "support/fresh_seed.h"
+#include "support/temp_folder.h"
 #include "tensor/cuda/device_memory.h"
 
 namespace braid {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/temp_folder.h"
 #include "engine/engine.h"
+#include "support/temp_folder.h"
 
 namespace braid::testing {
 

@@ -10,21 +10,17 @@
 #include "base/error.h"
 #include "checkpoint/safetensors_writer.h"
 #include "models/registry.h"
-#include "support/fresh_folder.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 
 // Copies of a tiny checkpoint with one thing wrong must be refused, and the message must name it.
-class BindingTest : public testing::Test {
+class BindingTest : public ::testing::Test {
  protected:
   explicit BindingTest(const char* model)
       : source_(std::filesystem::path(BRAID_TEST_DATA) / "models" / model) {}
 
-  void SetUp() override {
-    folder_ = make_fresh_folder();
-    std::filesystem::copy(source_ / "config.json", folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void SetUp() override { std::filesystem::copy(source_ / "config.json", folder_); }
 
   static DType stored_dtype(const StoredTensor& tensor) {
     return tensor.weight.format->id == FormatId::kF32 ? DType::kF32 : DType::kBF16;
@@ -67,7 +63,8 @@ class BindingTest : public testing::Test {
     return "no error";
   }
 
-  std::filesystem::path source_, folder_;
+  testing::TempFolder temp_folder_;
+  std::filesystem::path source_, folder_ = temp_folder_.path();
 };
 
 }  // namespace braid

@@ -9,26 +9,20 @@
 #include "base/mapped_file.h"
 #include "models/gemma4_assistant.h"
 #include "models/registry.h"
-#include "support/fresh_folder.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 // Copies of the tiny assistants with one thing wrong, or beside the wrong model, must be refused,
 // and the message must name it.
-class Gemma4AssistantBindingTest : public testing::Test {
+class Gemma4AssistantBindingTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    parent_ = make_fresh_folder();
-    folder_ = parent_ / "assistant";
-  }
-  void TearDown() override { fs::remove_all(parent_); }
-
   static fs::path source(const std::string& name) {
     return fs::path(BRAID_TEST_DATA) / "models" / name;
   }
@@ -74,7 +68,8 @@ class Gemma4AssistantBindingTest : public testing::Test {
     return "no error";
   }
 
-  fs::path parent_, folder_;
+  testing::TempFolder parent_;
+  fs::path folder_ = parent_.path() / "assistant";
 };
 
 TEST_F(Gemma4AssistantBindingTest, UnchangedCopiesLoad) {

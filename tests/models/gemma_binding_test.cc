@@ -30,15 +30,15 @@ TEST_F(GemmaBindingTest, MissingTensorsAreAllNamed) {
     }
   });
   const std::string error = load_error();
-  EXPECT_THAT(error, testing::HasSubstr("layers.1.router.scale"));
-  EXPECT_THAT(error, testing::HasSubstr("layers.0.layer_scalar"));
+  EXPECT_THAT(error, ::testing::HasSubstr("layers.1.router.scale"));
+  EXPECT_THAT(error, ::testing::HasSubstr("layers.0.layer_scalar"));
 }
 
 TEST_F(GemmaBindingTest, UnknownTensorIsNamedWithItsFile) {
   write_weights([](auto&) {}, {{"model.layers.0.self_attn.q_proj.bias", DType::kBF16, {64}}});
   const std::string error = load_error();
-  EXPECT_THAT(error, testing::HasSubstr("q_proj.bias"));
-  EXPECT_THAT(error, testing::HasSubstr("model.safetensors"));
+  EXPECT_THAT(error, ::testing::HasSubstr("q_proj.bias"));
+  EXPECT_THAT(error, ::testing::HasSubstr("model.safetensors"));
 }
 
 TEST_F(GemmaBindingTest, MisshapenTensorIsNamedWithBothShapes) {
@@ -47,7 +47,7 @@ TEST_F(GemmaBindingTest, MisshapenTensorIsNamedWithBothShapes) {
       tensor.shape = Shape{tensor.shape.dim(1), tensor.shape.dim(0)};
     }
   });
-  EXPECT_THAT(load_error(), testing::HasSubstr("layers.0.mlp.up_proj.weight"));
+  EXPECT_THAT(load_error(), ::testing::HasSubstr("layers.0.mlp.up_proj.weight"));
 }
 
 TEST_F(GemmaBindingTest, UnknownFamilyListsTheKnownOnes) {
@@ -55,8 +55,8 @@ TEST_F(GemmaBindingTest, UnknownFamilyListsTheKnownOnes) {
   auto config = nlohmann::json::parse(read_file(folder_ / "config.json"));
   config["model_type"] = "llama";
   std::ofstream(folder_ / "config.json") << config;
-  EXPECT_THAT(load_error(),
-              testing::AllOf(testing::HasSubstr("'llama'"), testing::HasSubstr("gemma4_text")));
+  EXPECT_THAT(load_error(), ::testing::AllOf(::testing::HasSubstr("'llama'"),
+                                             ::testing::HasSubstr("gemma4_text")));
 }
 
 TEST(DummyWeights, EveryFamilyLoadsWithoutAFile) {

@@ -31,7 +31,7 @@ TEST_F(QwenBindingTest, HalfAnMtpHeadIsRefused) {
   write_weights([](auto& tensor) {
     if (tensor.name == "mtp.layers.0.mlp.shared_expert_gate.weight") tensor.name.clear();
   });
-  EXPECT_THAT(load_error(), testing::HasSubstr("mtp.layers.0.mlp.shared_expert_gate.weight"));
+  EXPECT_THAT(load_error(), ::testing::HasSubstr("mtp.layers.0.mlp.shared_expert_gate.weight"));
 }
 
 TEST_F(QwenBindingTest, MissingTensorsAreAllNamed) {
@@ -43,21 +43,21 @@ TEST_F(QwenBindingTest, MissingTensorsAreAllNamed) {
     }
   });
   const std::string error = load_error();
-  EXPECT_THAT(error, testing::HasSubstr("layers.0.linear_attn.in_proj_qkvz.weight"));
-  EXPECT_THAT(error, testing::HasSubstr("layers.1.linear_attn.A_log"));
-  EXPECT_THAT(error, testing::HasSubstr("layers.2.mlp.experts.5.up_proj.weight"));
-  EXPECT_THAT(error, testing::HasSubstr("layers.3.self_attn.q_proj.weight"));
+  EXPECT_THAT(error, ::testing::HasSubstr("layers.0.linear_attn.in_proj_qkvz.weight"));
+  EXPECT_THAT(error, ::testing::HasSubstr("layers.1.linear_attn.A_log"));
+  EXPECT_THAT(error, ::testing::HasSubstr("layers.2.mlp.experts.5.up_proj.weight"));
+  EXPECT_THAT(error, ::testing::HasSubstr("layers.3.self_attn.q_proj.weight"));
 }
 
 TEST_F(QwenBindingTest, UnknownTensorIsNamed) {
   write_weights([](auto&) {}, {{"model.layers.0.linear_attn.out_proj.bias", DType::kBF16, {32}}});
-  EXPECT_THAT(load_error(), testing::HasSubstr("linear_attn.out_proj.bias"));
+  EXPECT_THAT(load_error(), ::testing::HasSubstr("linear_attn.out_proj.bias"));
 }
 
 TEST_F(QwenBindingTest, OneExpertMoreIsRefused) {
   write_weights([](auto&) {},
                 {{"model.layers.0.mlp.experts.8.up_proj.weight", DType::kBF16, {8, 32}}});
-  EXPECT_THAT(load_error(), testing::HasSubstr("mlp.experts.8.up_proj.weight"));
+  EXPECT_THAT(load_error(), ::testing::HasSubstr("mlp.experts.8.up_proj.weight"));
 }
 
 TEST_F(QwenBindingTest, ExpertsOfALayerShareOneFormat) {
@@ -66,8 +66,9 @@ TEST_F(QwenBindingTest, ExpertsOfALayerShareOneFormat) {
         if (tensor.name.ends_with("layers.1.mlp.experts.3.down_proj.weight")) tensor.name.clear();
       },
       {{"model.layers.1.mlp.experts.3.down_proj.weight", DType::kF32, {32, 8}}});
-  EXPECT_THAT(load_error(), testing::AllOf(testing::HasSubstr("layers.1.mlp.experts.3.down_proj"),
-                                           testing::HasSubstr("f32")));
+  EXPECT_THAT(load_error(),
+              ::testing::AllOf(::testing::HasSubstr("layers.1.mlp.experts.3.down_proj"),
+                               ::testing::HasSubstr("f32")));
 }
 
 TEST_F(QwenBindingTest, LayersTellWhatTheyAre) {

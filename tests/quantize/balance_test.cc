@@ -16,13 +16,13 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
-#include "checkpoint/temp_folder.h"
 #include "models/registry.h"
 #include "quantize/model_values.h"
 #include "quantize/quantizer.h"
 #include "quantize/routing.h"
 #include "quantize/source.h"
 #include "support/fresh_seed.h"
+#include "support/temp_folder.h"
 #include "tensor/buffer.h"
 
 namespace braid {

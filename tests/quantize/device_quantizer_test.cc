@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
-#include "checkpoint/temp_folder.h"
 #include "quantize/quantizer.h"
 #include "support/fresh_seed.h"
+#include "support/temp_folder.h"
 #include "tensor/cuda/device_memory.h"
 
 namespace braid {

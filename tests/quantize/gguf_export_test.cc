@@ -16,7 +16,6 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
-#include "checkpoint/temp_folder.h"
 #include "convert/hf_folder.h"
 #include "engine/model_tokenizer.h"
 #include "models/registry.h"
@@ -26,6 +25,7 @@
 #include "quantize/report.h"
 #include "quantize/routing.h"
 #include "support/fresh_seed.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 namespace {

@@ -15,12 +15,12 @@
 #include "base/mapped_file.h"
 #include "cache/cache_pool.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/temp_folder.h"
 #include "models/registry.h"
 #include "quantize/model_values.h"
 #include "quantize/quantizer.h"
 #include "runner/runner.h"
 #include "support/fresh_seed.h"
+#include "support/temp_folder.h"
 #include "tensor/tensor.h"
 
 namespace braid {

@@ -17,12 +17,12 @@
 #include "base/mapped_file.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_builder.h"
-#include "checkpoint/temp_folder.h"
 #include "models/registry.h"
 #include "quant/panels.h"
 #include "quantize/model_values.h"
 #include "quantize/work_folder.h"
 #include "support/fresh_seed.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "ops/linear/cuda/product_choice.h"
 #include "ops/op_test.h"
-#include "support/fresh_folder.h"
+#include "support/temp_folder.h"
 
 namespace braid::cuda {
 namespace {
@@ -270,14 +270,13 @@ TEST(ProductTable, IsThatOfTheFileOrTheDevice) {
   EXPECT_FALSE(find_product_table({"NVIDIA H100", 132, 130001}, nullptr, built_in));
   EXPECT_FALSE(find_product_table(h200, nullptr, {}));
 
-  const std::filesystem::path folder = make_fresh_folder();
-  const std::string path = folder / "table.txt";
+  const testing::TempFolder folder;
+  const std::string path = folder.path() / "table.txt";
   std::ofstream(path) << other << "matrix bf16 rows bf16 0 8192 2816 2048 exact\n";
   EXPECT_EQ(find_product_table(h200, path.c_str(), built_in)->find(size), choice(kExact));
   EXPECT_TRUE(find_product_table({"other", 1, 0}, path.c_str(), {}));
   std::ofstream(path) << "nothing\n";
   EXPECT_THROW(find_product_table(h200, path.c_str(), built_in), Error);
-  std::filesystem::remove_all(folder);
 }
 
 // Constants, as they were found before there were tables.
