@@ -6,9 +6,10 @@ floors, peers and goals.
 
 SHAPES holds folders with the config.json of gemma4-26b-a4b, gemma4-12b and qwen3-next-80b-a3b;
 weights are random. Floors are bytes at 4.5 TB/s and products at 779 TFLOP/s (one H200); peers are
-the best of llama.cpp and transformers measured on the same kind of card, not in this run. Results
-are written after each row, so an interrupted run leaves what it has. --rows picks rows by a part
-of their name; --deterministic adds the price of that mode. Needs Python's standard library."""
+the best of llama.cpp and transformers measured on the same kind of card, not in this run; those of
+--peers (from measure_peer.py) stand beside them as "here". Results are written after each row, so
+an interrupted run leaves what it has. --rows picks rows by a part of their name; --deterministic
+adds the price of that mode. Needs Python's standard library."""
 
 import argparse
 import json
@@ -78,12 +79,15 @@ def run_row(arguments, name, shape, weights, options, batches, extra):
 def show(rows):
     def number(value):
         return f"{value:8.2f}" if value else "       -"
-    print(f"{'workload':34} {'batch':>5} {'ms':>8} {'floor':>8} {'peer':>8} {'goal':>8}  peer/ms")
+    print(f"{'workload':34} {'batch':>5} {'ms':>8} {'floor':>8} {'peer':>8} {'here':>8} {'goal':>8}"
+          "  peer/ms")
     for row in rows:
-        ratio = row["best_peer"] / row["milliseconds"] if row["best_peer"] else 0
+        peer = row["peer_here"] or row["best_peer"]
+        ratio = peer / row["milliseconds"] if peer else 0
         name = row["name"] + (" " + " ".join(row["options"]) if row["options"] else "")
         print(f"{name:34} {row['batch']:5} {row['milliseconds']:8.2f} {number(row['floor'])} "
-              f"{number(row['best_peer'])} {number(row['goal'])}  {ratio:7.2f}")
+              f"{number(row['best_peer'])} {number(row['peer_here'])} {number(row['goal'])}"
+              f"  {ratio:7.2f}")
 
 
 def main():
@@ -96,7 +100,12 @@ def main():
                         "separated by commas")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--peers", help="a file of measure_peer.py")
     arguments = parser.parse_args()
+    peers = {}
+    if arguments.peers:
+        with open(arguments.peers) as file:
+            peers = json.load(file)["peers"]
     wanted = [part for part in arguments.rows.split(",") if part]
     rows, failures = [], []
     for name, shape, weights, options, batches in ROWS:
@@ -104,6 +113,8 @@ def main():
             continue
         for extra in [[]] + ([["--deterministic"]] if arguments.deterministic else []):
             some, failure = run_row(arguments, name, shape, weights, options, batches, extra)
+            for row in some:
+                row["peer_here"] = peers.get(name, {}).get(str(row["batch"]))
             rows += some
             if failure:
                 failures.append(failure)
