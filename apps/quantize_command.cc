@@ -82,9 +82,8 @@ KvRecipe kv_recipe_of(const QuantizeCommandOptions& o, QuantizedFileFormat forma
   if (o.kv == "none") return KvRecipe::kUnspecified;
   if (format == QuantizedFileFormat::kGguf) {
     throw UsageError(
-        "--kv {}: a GGUF file has no place for it, a folder has; from the file, braid run --kv "
-        "int8 "
-        "keeps keys and values in int8 with scales that it finds itself",
+        "--kv {}: a GGUF file has no place for it, a folder has; from the file, "
+        "braid run --kv int8 keeps keys and values in int8 with scales that it finds itself",
         o.kv);
   }
   if (format == QuantizedFileFormat::kGptq) {

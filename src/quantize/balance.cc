@@ -74,6 +74,8 @@ std::string full_name(int64_t layer, std::string_view module) {
   return fmt::format("layers.{}.{}.weight", layer, module);
 }
 
+using Names = std::set<std::string, std::less<>>;
+
 // NaN, once met, stays.
 void raise(float& largest, float x) {
   const float size = std::abs(x);
@@ -86,7 +88,7 @@ class InputSizes : public StepContext::ProductObserver {
   explicit InputSizes(const Stream& stream) : stream_(stream) {}
 
   void input(std::span<const std::string_view> readers, const TensorView& x) override {
-    std::set<std::string, std::less<>> names;
+    Names names;
     for (const std::string_view reader : readers) {
       if (!reader.empty()) names.emplace(reader);
     }
@@ -110,7 +112,7 @@ class InputSizes : public StepContext::ProductObserver {
     std::vector<std::string> readers;
     std::vector<float> sizes;
   };
-  std::optional<Seen> find(const std::set<std::string, std::less<>>& wanted) const {
+  std::optional<Seen> find(const Names& wanted) const {
     const std::pair<const Names, std::vector<float>>* only = nullptr;
     for (const auto& entry : sizes_) {
       const bool reads =
@@ -127,17 +129,16 @@ class InputSizes : public StepContext::ProductObserver {
   }
 
  private:
-  using Names = std::set<std::string, std::less<>>;
-
   const Stream& stream_;
   HostCopy copy_;
   std::map<Names, std::vector<float>> sizes_;
 };
 
-// What becomes of a tensor: element (r, c) times 2^(columns[c] − rows[r]), a gain over 2^gains[c].
-// Empty: nothing.
+// What becomes of a tensor: element (r, c) times 2^(columns[c] − rows[r]), a gain, which is stored
+// less `offset`, over 2^gains[c]. Empty: nothing.
 struct Change {
   std::vector<int> columns, rows, gains;
+  double offset = 0;
 };
 
 class SourceBalancer {
@@ -147,7 +148,7 @@ class SourceBalancer {
 
   void add_layer(int64_t layer, const InputSizes& inputs) {
     for (const Rule& rule : family_.rules) {
-      std::set<std::string, std::less<>> wanted;
+      Names wanted;
       for (const std::string_view reader : rule.readers) wanted.insert(full_name(layer, reader));
       const std::optional<InputSizes::Seen> seen = inputs.find(wanted);
       const std::string before = full_name(layer, rule.before);
@@ -190,9 +191,13 @@ class SourceBalancer {
                        .smallest = *smallest,
                        .largest = *largest});
     for (const std::string& reader : seen.readers) changes_[reader].columns = exponents;
-    const bool is_gain = rule.kind == Before::kNorm;
-    (is_gain ? changes_[before].gains : changes_[before].rows) = exponents;
-    if (is_gain) offsets_[before] = family_.norm_offset;
+    Change& change = changes_[before];
+    if (rule.kind == Before::kNorm) {
+      change.gains = exponents;
+      change.offset = family_.norm_offset;
+    } else {
+      change.rows = exponents;
+    }
   }
 
   std::vector<float> column_sizes(const Weight& weight) const {
@@ -219,15 +224,14 @@ class SourceBalancer {
     const int64_t cols = source.cols(), rows = source.shape.num_elements() / cols;
     const int64_t row_bytes = format.row_bytes(cols);
     auto memory = std::make_shared<Buffer>(static_cast<size_t>(rows * row_bytes), Device());
-    const auto offset_at = offsets_.find(tensor.name);
-    const double offset = offset_at == offsets_.end() ? 0 : offset_at->second;
     pool_.parallel_for(rows, kRowGrain, [&](int64_t begin, int64_t end, int) {
       std::vector<float> row(static_cast<size_t>(cols));
       for (int64_t r = begin; r < end; ++r) {
         expand_row(source, r, row.data());
         for (int64_t c = 0; c < cols; ++c) {
           if (!change.gains.empty()) {
-            row[c] = static_cast<float>(std::ldexp(offset + row[c], -change.gains[c]) - offset);
+            row[c] = static_cast<float>(std::ldexp(change.offset + row[c], -change.gains[c]) -
+                                        change.offset);
             continue;
           }
           const int exponent = (change.columns.empty() ? 0 : change.columns[c]) -
@@ -249,7 +253,6 @@ class SourceBalancer {
   ThreadPool& pool_;
   double strength_;
   std::map<std::string, Change> changes_;
-  std::map<std::string, float, std::less<>> offsets_;  // of gains
   std::vector<BalancedGroup> groups_;
 };
 
@@ -294,7 +297,7 @@ std::vector<BalancedGroup> balance_source(ModelFiles& files, LayerCalibration& l
 }
 
 int64_t balanced_bytes(const ModelFiles& files) {
-  std::set<std::string, std::less<>> modules;
+  Names modules;
   for (const Rule& rule : family_of(files).rules) {
     modules.emplace(rule.before);
     modules.insert(rule.readers.begin(), rule.readers.end());

@@ -54,8 +54,7 @@ bool MemoryNeed::matches(const CalibrationShape& shape) const {
 }
 
 bool MemoryNeed::observes_products(const CalibrationShape& shape) const {
-  return shape.sequences > 0 &&
-         (options_.method == QuantizeMethod::kGptq || options_.measure_outputs);
+  return shape.sequences > 0 && options_.observes_products();
 }
 
 int64_t MemoryNeed::on_device(int64_t bytes) const {

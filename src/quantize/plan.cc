@@ -177,9 +177,10 @@ std::string_view kv_recipe_name(KvRecipe kv) {
       return "int8";
     case KvRecipe::kInt8Static:
       return "int8-static";
-    default:
-      return "none";
+    case KvRecipe::kUnspecified:
+      break;
   }
+  return "none";
 }
 
 bool has_grid(const TensorPlan& tensor) {

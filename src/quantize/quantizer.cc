@@ -167,7 +167,7 @@ class Quantizer {
 
   // Whether layers run on the calibration while they are quantised.
   bool calibrated() const {
-    return !calibration_.sequences.empty() && (observes_products() || static_kv());
+    return !calibration_.sequences.empty() && (options_.observes_products() || static_kv());
   }
 
   void balance() {
@@ -182,10 +182,6 @@ class Quantizer {
   }
 
   bool static_kv() const { return options_.recipe.kv == KvRecipe::kInt8Static; }
-
-  bool observes_products() const {
-    return options_.method == QuantizeMethod::kGptq || options_.measure_outputs;
-  }
 
   void check_formats() const {
     if (as_gguf()) return;
@@ -220,7 +216,7 @@ class Quantizer {
       if (is_layer) ++times_.layers_resumed;
     } else {
       if (runs) layers_->open_layer(index);
-      const WorkFolder::Part part = runs && !plans.empty() && observes_products()
+      const WorkFolder::Part part = runs && !plans.empty() && options_.observes_products()
                                         ? quantise_layer(plans)
                                         : quantize_part(stream_, workspace_, files_.weights(),
                                                         options_, nullptr, times_, plans);

@@ -44,6 +44,8 @@ struct QuantizeOptions {
   bool match_source = false;
   // With a calibration, matrices that are rounded to nearest are compared on it.
   bool measure_outputs = true;
+  // Whether what a calibration shows of the inputs of products is made use of.
+  bool observes_products() const { return method == QuantizeMethod::kGptq || measure_outputs; }
   // Before anything else, columns of matrices are balanced against the inputs that calibration
   // shows (quantize/balance.h): 0: not at all; up to 1. Not for GGUF files.
   double balance = 0;

@@ -3,7 +3,9 @@
 import atexit
 import json
 import os
+import resource
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -56,6 +58,15 @@ class CliCase(unittest.TestCase):
         if isinstance(stdin, str):
             stdin = stdin.encode()
         return subprocess.run(command, input=stdin, stdout=stdout, stderr=subprocess.PIPE,
+                              timeout=PATIENCE)
+
+    @staticmethod
+    def with_small_files(*arguments):
+        """Runs braid where no file can grow beyond 20 kB."""
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        return subprocess.run([BRAID, *map(str, arguments)], preexec_fn=limit, capture_output=True,
                               timeout=PATIENCE)
 
     def succeed(self, *arguments, **streams):

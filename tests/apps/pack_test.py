@@ -1,8 +1,6 @@
 import json
 import os
-import resource
 import shutil
-import signal
 import subprocess
 import unittest
 
@@ -84,16 +82,8 @@ class PackTest(CliCase):
         self.fail_with(1, "pack", GGUF, "-o", "/proc/packed", says=["/proc/packed", "cannot create"])
         self.assertEqual(os.listdir(self.folder), ["packed"])
 
-    def with_small_disk(self, *arguments):
-        """Runs braid where no file can grow beyond 20 kB."""
-        def limit():
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        return subprocess.run([BRAID, *arguments], preexec_fn=limit, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, timeout=PATIENCE)
-
     def test_a_full_disk_leaves_nothing(self):
-        result = self.with_small_disk("pack", GGUF, "-o", self.path("packed"))
+        result = self.with_small_files("pack", GGUF, "-o", self.path("packed"))
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertIn("cannot write", result.stderr.decode())
         self.assertEqual(os.listdir(self.folder), [])
@@ -163,7 +153,7 @@ class PackTest(CliCase):
         self.assertEqual(json.loads(result.stdout)["ids"], expected)
         self.assertIn("no packed copy", result.stderr.decode())
         cache = self.path("cache")
-        result = self.with_small_disk(*self.RUN, "--weight-cache", cache)
+        result = self.with_small_files(*self.RUN, "--weight-cache", cache)
         self.assertEqual(json.loads(result.stdout)["ids"], expected)
         self.assertIn("cannot write", result.stderr.decode())
         self.assertEqual(self.copies(cache), [])

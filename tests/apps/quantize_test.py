@@ -4,7 +4,6 @@ import glob
 import json
 import os
 import pathlib
-import resource
 import shutil
 import signal
 import subprocess
@@ -223,13 +222,10 @@ class QuantizeTest(CliCase):
             self.assertNotIn(name, result.stdout.split())
 
     def test_files_that_may_not_grow(self):
-        def limit():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         for name, *options in self.OUTPUTS:
-            result = subprocess.run([BRAID, "quantize", "demo:gemma4-dense", "-o", self.root / name, *options],
-                                    preexec_fn=limit, capture_output=True, text=True, timeout=PATIENCE)
+            result = self.with_small_files("quantize", "demo:gemma4-dense", "-o", self.root / name, *options)
             self.assertEqual(result.returncode, 1, result.stderr)
-            self.assertIn("cannot write: File too large", result.stderr)
+            self.assertIn("cannot write: File too large", result.stderr.decode())
             self.assertFalse((self.root / name).exists())
 
 

@@ -8,25 +8,18 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class MappedFileTest : public testing::Test {
+class MappedFileTest : public ::testing::Test {
  protected:
-  MappedFileTest() {
-    std::string pattern = (fs::temp_directory_path() / "braid_mapped_file_XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw Error("no temporary folder");
-    folder_ = pattern;
-  }
-  ~MappedFileTest() override { fs::remove_all(folder_); }
-
   fs::path write(const std::string& name, const std::string& content) {
-    std::ofstream(folder_ / name, std::ios::binary) << content;
-    return folder_ / name;
+    return temp_folder_.write(name, content);
   }
   static std::string message_of(const auto& action) {
     try {
@@ -37,7 +30,8 @@ class MappedFileTest : public testing::Test {
     return "no error";
   }
 
-  fs::path folder_;
+  testing::TempFolder temp_folder_;
+  fs::path folder_ = temp_folder_.path();
 };
 
 TEST_F(MappedFileTest, ShowsTheBytes) {

@@ -10,21 +10,15 @@
 #include "base/error.h"
 #include "benchmark/ceiling_kernels.h"
 #include "benchmark/model_benchmark.h"
+#include "support/temp_folder.h"
 
 namespace braid {
 namespace {
 
 class CeilingCacheTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "braid_ceilings_XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  std::filesystem::path folder_;
+  testing::TempFolder temp_folder_;
+  std::filesystem::path folder_ = temp_folder_.path();
 };
 
 TEST(Bound, IsTheLongerOfMovingAndComputing) {

@@ -185,18 +185,18 @@ class OpTest : public testing::TestWithParam<OpTarget> {
   Isa previous_ = Isa::kPortable;
 };
 
-inline std::string target_name(const testing::TestParamInfo<OpTarget>& info) {
+inline std::string target_name(const ::testing::TestParamInfo<OpTarget>& info) {
   return info.param.name();
 }
 
-#define BRAID_INSTANTIATE_PER_ISA(Suite)                                                       \
-  INSTANTIATE_TEST_SUITE_P(                                                                    \
-      Isas, Suite,                                                                             \
-      testing::Values(OpTarget{Isa::kPortable}, OpTarget{Isa::kAvx2}, OpTarget{Isa::kAvx512}), \
+#define BRAID_INSTANTIATE_PER_ISA(Suite)                                                         \
+  INSTANTIATE_TEST_SUITE_P(                                                                      \
+      Isas, Suite,                                                                               \
+      ::testing::Values(OpTarget{Isa::kPortable}, OpTarget{Isa::kAvx2}, OpTarget{Isa::kAvx512}), \
       target_name)
 // The same and CUDA.
 #define BRAID_INSTANTIATE_PER_TARGET(Suite) \
   BRAID_INSTANTIATE_PER_ISA(Suite);         \
-  INSTANTIATE_TEST_SUITE_P(Devices, Suite, testing::Values(OpTarget{.cuda = true}), target_name)
+  INSTANTIATE_TEST_SUITE_P(Devices, Suite, ::testing::Values(OpTarget{.cuda = true}), target_name)
 
 }  // namespace braid

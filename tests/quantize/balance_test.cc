@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/mapped_file.h"
 #include "models/registry.h"
+#include "quantize/inputs.h"
 #include "quantize/model_values.h"
 #include "quantize/quantizer.h"
 #include "quantize/routing.h"
@@ -29,30 +30,20 @@ namespace braid {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::bytes_of_folder;
+using testing::demo;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::logits_of;
+using testing::tiny;
 using testing::values_of;
 
 constexpr size_t kWorkspaceBytes = size_t{1} << 32;
 
-fs::path tiny(const std::string& name) { return fs::path(BRAID_TEST_DATA) / "models" / name; }
-fs::path demo(const std::string& name) {
-  return fs::path(BRAID_TEST_DATA).parent_path().parent_path() / "demo_models" / name;
-}
-
 ModelFiles open(const fs::path& path) { return open_source(path, {}, /*fill=*/true); }
 
 CalibrationTokens random_tokens(testing::FreshRandom& random) {
-  constexpr int64_t kSmallestVocabulary = 96;
-  CalibrationTokens tokens{.length = 24, .sequences = {}};
-  for (int i = 0; i < 3; ++i) {
-    std::vector<int32_t>& sequence = tokens.sequences.emplace_back();
-    for (int64_t t = 0; t < tokens.length; ++t) {
-      sequence.push_back(static_cast<int32_t>(random.integer(0, kSmallestVocabulary - 1)));
-    }
-  }
-  return tokens;
+  return testing::random_tokens(96, 3, 24, random);
 }
 
 std::vector<BalancedGroup> balance(ModelFiles& files, const CalibrationTokens& tokens,
@@ -356,15 +347,6 @@ TEST(Balance, SavesModelsWithOutliers) {
   const double with = w8a8_error(balanced, ids, expected);
   EXPECT_LT(with, 0.25 * without);
   RecordProperty("ratio", std::to_string(with / without));
-}
-
-std::map<std::string, std::string> bytes_of_folder(const fs::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with("report.")) files[name] = read_file(entry.path());
-  }
-  return files;
 }
 
 // An interrupted run goes on to the same bytes, by other threads too; one of another strength does

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
+#include "quantize/inputs.h"
 #include "quantize/quantizer.h"
 #include "support/fresh_seed.h"
 #include "support/temp_folder.h"
@@ -17,21 +18,10 @@ namespace braid {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::random_tokens;
+using testing::tiny;
 
 constexpr Device kCuda{DeviceKind::kCuda, 0};
-
-fs::path tiny(const std::string& name) { return fs::path(BRAID_TEST_DATA) / "models" / name; }
-
-CalibrationTokens random_tokens(int64_t sequences, int64_t length, testing::FreshRandom& random) {
-  CalibrationTokens tokens{.length = length, .sequences = {}};
-  for (int64_t i = 0; i < sequences; ++i) {
-    std::vector<int32_t>& sequence = tokens.sequences.emplace_back();
-    for (int64_t t = 0; t < length; ++t) {
-      sequence.push_back(static_cast<int32_t>(random.integer(0, 95)));
-    }
-  }
-  return tokens;
-}
 
 // The report's tensors by name.
 std::map<std::string, nlohmann::json> tensors_of(const fs::path& folder) {
@@ -56,7 +46,7 @@ TEST(DeviceQuantizer, NeedsADevice) {
   const testing::TempFolder folder;
   ThreadPool pool({.num_threads = 1});
   testing::FreshRandom random;
-  const CalibrationTokens tokens = random_tokens(2, 16, random);
+  const CalibrationTokens tokens = random_tokens(96, 2, 16, random);
   QuantizeOptions options;
   options.device = kCuda;
   EXPECT_THROW(quantize_model(tiny("gemma4_e4b"), folder.path() / "out", tokens, pool, options),
@@ -71,7 +61,7 @@ TEST(DeviceQuantizer, ErrorsAreThoseOfTheCpu) {
   ThreadPool pool({.num_threads = 2});
   for (const char* name : {"gemma4_e4b", "qwen3_5_nested", "qwen3_5_moe"}) {
     const testing::TempFolder folder;
-    const CalibrationTokens tokens = random_tokens(12, 60, random);
+    const CalibrationTokens tokens = random_tokens(96, 12, 60, random);
     QuantizeOptions options;
     options.min_inputs_per_column = 0.5;
     options.recipe.group_size = 32;
@@ -124,7 +114,7 @@ TEST(DeviceQuantizer, ScalesOfKeysAndValuesAreThoseOfTheCpu) {
   for (const char* name : {"gemma4_e4b", "qwen3_5_nested", "gemma4_dense"}) {
     const testing::TempFolder folder;
     // More than one batch of the device, whose last pages are not full.
-    const CalibrationTokens tokens = random_tokens(100, 90, random);
+    const CalibrationTokens tokens = random_tokens(96, 100, 90, random);
     QuantizeOptions options;
     options.recipe.scheme = "keep";
     options.recipe.kv = KvRecipe::kInt8Static;
@@ -161,7 +151,7 @@ TEST(DeviceQuantizer, GoesOnWhereItWasStopped) {
   testing::FreshRandom random;
   ThreadPool pool({.num_threads = 2});
   const testing::TempFolder folder;
-  const CalibrationTokens tokens = random_tokens(8, 40, random);
+  const CalibrationTokens tokens = random_tokens(96, 8, 40, random);
   QuantizeOptions options;
   options.device = kCuda;
   options.precision = ActivationPrecision::kBF16;

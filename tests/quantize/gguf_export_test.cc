@@ -20,6 +20,7 @@
 #include "engine/model_tokenizer.h"
 #include "models/registry.h"
 #include "quant/panels.h"
+#include "quantize/inputs.h"
 #include "quantize/model_values.h"
 #include "quantize/quantizer.h"
 #include "quantize/report.h"
@@ -34,20 +35,10 @@ using testing::logits_of;
 using testing::values_of;
 
 namespace fs = std::filesystem;
+using testing::demo;
 using ::testing::HasSubstr;
-
-fs::path tiny(const std::string& name) { return fs::path(BRAID_TEST_DATA) / "models" / name; }
-fs::path demo(const std::string& name) {
-  return fs::path(BRAID_TEST_DATA).parent_path().parent_path() / "demo_models" / name;
-}
-
-std::vector<int32_t> random_ids(int64_t vocab, int64_t count, testing::FreshRandom& random) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) {
-    ids.push_back(static_cast<int32_t>(random.integer(0, vocab - 1)));
-  }
-  return ids;
-}
+using testing::random_ids;
+using testing::tiny;
 
 QuantizeOptions gguf_options(const std::string& scheme,
                              QuantizeMethod method = QuantizeMethod::kNearest) {

@@ -16,6 +16,7 @@
 #include "cache/cache_pool.h"
 #include "checkpoint/safetensors.h"
 #include "models/registry.h"
+#include "quantize/inputs.h"
 #include "quantize/model_values.h"
 #include "quantize/quantizer.h"
 #include "runner/runner.h"
@@ -28,8 +29,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-
-fs::path tiny(const std::string& name) { return fs::path(BRAID_TEST_DATA) / "models" / name; }
+using testing::tiny;
 
 // Slots without a token hold what must not be counted.
 template <typename T>
@@ -130,14 +130,7 @@ std::map<int64_t, KvLayerResult> seen_in(const Model& model, const CalibrationTo
 class KvScalesTest : public ::testing::Test {
  protected:
   CalibrationTokens random_tokens(int64_t sequences, int64_t length) {
-    CalibrationTokens tokens{.length = length, .sequences = {}};
-    for (int64_t i = 0; i < sequences; ++i) {
-      std::vector<int32_t>& sequence = tokens.sequences.emplace_back();
-      for (int64_t t = 0; t < length; ++t) {
-        sequence.push_back(static_cast<int32_t>(random_.integer(0, 95)));
-      }
-    }
-    return tokens;
+    return testing::random_tokens(96, sequences, length, random_);
   }
   fs::path out() const { return folder_.path() / "out"; }
   static nlohmann::json scheme_of(const fs::path& folder) {

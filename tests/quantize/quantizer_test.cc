@@ -19,6 +19,7 @@
 #include "checkpoint/safetensors_builder.h"
 #include "models/registry.h"
 #include "quant/panels.h"
+#include "quantize/inputs.h"
 #include "quantize/model_values.h"
 #include "quantize/work_folder.h"
 #include "support/fresh_seed.h"
@@ -31,33 +32,11 @@ using testing::logits_of;
 using testing::values_of;
 
 namespace fs = std::filesystem;
+using testing::bytes_of_folder;
+using testing::demo;
 using ::testing::HasSubstr;
-
-fs::path tiny(const std::string& name) { return fs::path(BRAID_TEST_DATA) / "models" / name; }
-fs::path demo(const std::string& name) {
-  return fs::path(BRAID_TEST_DATA).parent_path().parent_path() / "demo_models" / name;
-}
-
-CalibrationTokens random_tokens(int64_t vocab, int64_t sequences, int64_t length,
-                                testing::FreshRandom& random) {
-  CalibrationTokens tokens{.length = length, .sequences = {}};
-  for (int64_t i = 0; i < sequences; ++i) {
-    std::vector<int32_t>& sequence = tokens.sequences.emplace_back();
-    for (int64_t t = 0; t < length; ++t) {
-      sequence.push_back(static_cast<int32_t>(random.integer(0, vocab - 1)));
-    }
-  }
-  return tokens;
-}
-
-std::map<std::string, std::string> bytes_of_folder(const fs::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with("report.")) files[name] = read_file(entry.path());
-  }
-  return files;
-}
+using testing::random_tokens;
+using testing::tiny;
 
 struct ModelCase {
   fs::path path;

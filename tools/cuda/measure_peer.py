@@ -24,8 +24,8 @@ PROMPT, TOKENS, RUNS = 256, 32, 3
 MODELS = [
     ("gemma4-12b", "q4_0", (1, 5, 10), "12B W4A16 decode", "12B W4A16 prefill 256 each",
      "12B W4A16 10 x (256 in, 32 out)"),
-    ("gemma4-26b-a4b", "bf16", (1, 8), "26B-A4B bf16 decode", "26B-A4B bf16 prefill 256 each", None),
     ("gemma4-12b", "bf16", (1, 8, 10), "12B bf16 decode", "12B bf16 prefill 256 each", None),
+    ("gemma4-26b-a4b", "bf16", (1, 8), "26B-A4B bf16 decode", "26B-A4B bf16 prefill 256 each", None),
     ("qwen3-next-80b-a3b", "q8_0", (1, 8, 32), "80B-A3B W8A8 decode",
      "80B-A3B W8A8 prefill 256 each", None),
 ]

@@ -7,9 +7,10 @@ floors, peers and goals.
 SHAPES holds folders with the config.json of gemma4-26b-a4b, gemma4-12b and qwen3-next-80b-a3b;
 weights are random. Floors are bytes at 4.5 TB/s and products at 779 TFLOP/s (one H200); peers are
 the best of llama.cpp and transformers measured on the same kind of card, not in this run; those of
---peers (from measure_peer.py) stand beside them as "here". Results are written after each row, so
-an interrupted run leaves what it has. --rows picks rows by a part of their name; --deterministic
-adds the price of that mode. Needs Python's standard library."""
+--peers (from measure_peer.py) stand beside them as "here", and the faster of both is what braid is
+compared with. Results are written after each row, so an interrupted run leaves what it has. --rows
+picks rows by a part of their name; --deterministic adds the price of that mode. Needs Python's
+standard library."""
 
 import argparse
 import json
@@ -82,8 +83,8 @@ def show(rows):
     print(f"{'workload':34} {'batch':>5} {'ms':>8} {'floor':>8} {'peer':>8} {'here':>8} {'goal':>8}"
           "  peer/ms")
     for row in rows:
-        peer = row["peer_here"] or row["best_peer"]
-        ratio = peer / row["milliseconds"] if peer else 0
+        peer = min(filter(None, (row["peer_here"], row["best_peer"])), default=0)
+        ratio = peer / row["milliseconds"]
         name = row["name"] + (" " + " ".join(row["options"]) if row["options"] else "")
         print(f"{name:34} {row['batch']:5} {row['milliseconds']:8.2f} {number(row['floor'])} "
               f"{number(row['best_peer'])} {number(row['peer_here'])} {number(row['goal'])}"
