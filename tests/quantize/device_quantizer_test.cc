@@ -5,11 +5,14 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/mapped_file.h"
 #include "quantize/inputs.h"
+#include "quantize/model_values.h"
 #include "quantize/quantizer.h"
+#include "quantize/source.h"
 #include "support/fresh_seed.h"
 #include "support/temp_folder.h"
 #include "tensor/cuda/device_memory.h"
@@ -20,6 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::random_tokens;
 using testing::tiny;
+using testing::values_of;
 
 constexpr Device kCuda{DeviceKind::kCuda, 0};
 
@@ -141,6 +145,69 @@ TEST(DeviceQuantizer, ScalesOfKeysAndValuesAreThoseOfTheCpu) {
               << name << " " << found[i]["layer"] << " " << what;
         }
       }
+    }
+  }
+}
+
+// Inputs are off by what rounding makes of them (as above), and so are the logarithms of scales,
+// half as much: a channel has another exponent where its logarithm lies that near to the middle of
+// two, and then the next one.
+TEST(DeviceQuantizer, BalancesAsTheCpuDoes) {
+  if (cuda::num_devices() == 0) GTEST_SKIP() << "this machine has no CUDA device";
+  testing::FreshRandom random;
+  ThreadPool pool({.num_threads = 2});
+  for (const char* name : {"gemma4_e4b", "gemma4_dense"}) {
+    const testing::TempFolder folder;
+    const CalibrationTokens tokens = random_tokens(96, 40, 60, random);
+    QuantizeOptions options;
+    options.recipe.scheme = "keep";
+    options.method = QuantizeMethod::kNearest;
+    options.balance = 0.5;
+    const auto groups_of = [&](const char* out) {
+      quantize_model(tiny(name), folder.path() / out, tokens, pool, options);
+      const std::string report = read_file(folder.path() / out / "report.json");
+      return nlohmann::json::parse(report)["balance"]["groups"];
+    };
+    const nlohmann::json expected = groups_of("cpu");
+    const ModelFiles cpu = open_source(folder.path() / "cpu", {}, /*fill=*/true);
+    ASSERT_FALSE(expected.empty());
+    options.device = kCuda;
+    for (const bool exact : {true, false}) {
+      const char* out = exact ? "f32" : "bf16";
+      options.precision = exact ? ActivationPrecision::kF32 : ActivationPrecision::kBF16;
+      const nlohmann::json found = groups_of(out);
+      ASSERT_EQ(found.size(), expected.size());
+      int64_t channels = 0, scaled = 0;
+      for (size_t i = 0; i < found.size(); ++i) {
+        for (const char* same : {"before", "readers", "channels"}) {
+          EXPECT_EQ(found[i][same], expected[i][same]) << name;
+        }
+        for (const char* end : {"smallest", "largest"}) {
+          const double ratio = found[i][end].get<double>() / expected[i][end].get<double>();
+          EXPECT_TRUE(ratio == 0.5 || ratio == 1 || ratio == 2) << name << " " << found[i];
+        }
+        channels += found[i]["channels"].get<int64_t>();
+        scaled += found[i]["scaled"].get<int64_t>();
+      }
+      EXPECT_GT(scaled, 0) << name;
+
+      const ModelFiles device = open_source(folder.path() / out, {}, /*fill=*/true);
+      int64_t others = 0;
+      for (const auto& [weight, stored] : cpu.weights().tensors()) {
+        if (stored.weight.shape.rank() != 1) continue;
+        const std::vector<float> a = values_of(stored.weight);
+        const std::vector<float> b = values_of(device.weights().find(weight)->weight);
+        ASSERT_EQ(a.size(), b.size()) << weight;
+        for (size_t i = 0; i < a.size(); ++i) {
+          if (a[i] == b[i]) continue;
+          ++others;
+          EXPECT_TRUE(a[i] == 2 * b[i] || b[i] == 2 * a[i]) << weight << " " << i;
+        }
+      }
+      // Of 5 layers; twice the expectation, and what chance adds to a few.
+      const double off = 5 * std::sqrt(6 * 5) * (exact ? 0x1p-24 * std::sqrt(128.0) : 0x1p-9);
+      const double near_middle = 2 * 0.5 * off / std::log(2.0);
+      EXPECT_LE(others, 2 * near_middle * static_cast<double>(channels) + 8) << name;
     }
   }
 }
