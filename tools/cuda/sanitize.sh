@@ -2,13 +2,14 @@
 # Runs the op tests of a CUDA device under compute-sanitizer: memcheck (addresses, API errors), racecheck (shared
 # memory) and synccheck (barriers). Needs a GPU and a build with BRAID_CUDA of ops_test and logits_test.
 #
-#   tools/cuda/sanitize.sh [-q] [-b BUILD_DIR] [-j PROCESSES] [-t SECONDS] [-f GTEST_FILTER] [TOOL ...]
+#   tools/cuda/sanitize.sh [-q] [-p] [-b BUILD_DIR] [-j PROCESSES] [-t SECONDS] [-f GTEST_FILTER] [TOOL ...]
 #
 # The tests take their small sizes (BRAID_TEST_SMALL: the same kernels on fewer cases), are shared among so many
 # processes (4: they take turns on the GPU, and share only the host's part), and each tool gets so many seconds (900).
-# -q: one test for each kernel is enough. Prints what is left out and why, one line a tool and, below it, what it found,
-# what failed and what did not finish; reports are in BUILD_DIR/sanitize. Exit code 1 if there was any of these, 2 if
-# nothing could be run.
+# -q: one test for each kernel is enough. -p: the tools run at the same time, each with so many processes.
+# COMPUTE_SANITIZER: another program than that of the PATH. Prints what is left out and why, one line a tool and, below
+# it, what it found, what failed and what did not finish; reports are in BUILD_DIR/sanitize. Exit code 1 if there was any
+# of these, 2 if nothing could be run.
 set -uo pipefail
 
 # Tests of a device that are not run: name|why.
@@ -21,11 +22,12 @@ repeats=(BatchMates MatesOfWide OrThreads DependOnThreads ChunksThreads Splittin
   Rings NoRows NothingToDo NoSequences EveryLength ChunksReplay AutoTakes NotFiniteInputs StayFloat32 WholeRange OfNan
   EndsOfTheRange Ties LargeLogits LargeScores ErrorIsWithin RefusesIds RejectsMisuse OtherSteps)
 
-build=build/cuda jobs=4 limit=900 chosen='' quick=''
+build=build/cuda jobs=4 limit=900 chosen='' quick='' together=''
 usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; exit "$1"; }
-while getopts 'qb:j:t:f:h' option; do
+while getopts 'qpb:j:t:f:h' option; do
   case $option in
     q) quick=yes ;;
+    p) together=yes ;;
     b) build=$OPTARG ;;
     j) jobs=$OPTARG ;;
     t) limit=$OPTARG ;;
@@ -37,7 +39,8 @@ done
 shift $((OPTIND - 1))
 tools=("$@")
 ((${#tools[@]})) || tools=(memcheck racecheck synccheck)
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null) || {
+sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)}
+[[ -x $sanitizer ]] || {
   echo "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit" >&2
   exit 2
 }
@@ -88,8 +91,10 @@ run_shard() {
   code=$?
   ((code == 0)) || echo "$code ${2##*/} $3" >> "$reports/$1.codes"
 }
+pids=()
 # Each has its process group, which `timeout` ends with it.
 stop() {
+  kill "${pids[@]}" 2> /dev/null
   xargs kill < "$reports/processes" 2> /dev/null
   exit 1
 }
@@ -98,12 +103,11 @@ trap stop TERM INT
 reports=$build/sanitize
 mkdir -p "$reports"
 rm -f "$reports/processes"
-failed=0
-for tool in "${tools[@]}"; do
-  rm -f "$reports/$tool".* "$reports/processes"
-  begin=$SECONDS
+# One tool; 1 if it found anything, or did not do all.
+run_tool() {
+  local tool=$1 begin=$SECONDS running=0
+  rm -f "$reports/$tool".*
   # More shards than processes, so that a slow test holds up few others; the slowest program first.
-  running=0
   for program in "${programs[@]}"; do
     shards=$("$program" --gtest_filter="$filter" --gtest_list_tests | grep -c '^ ')
     ((shards <= 4 * jobs)) || shards=$((4 * jobs))
@@ -129,9 +133,8 @@ for tool in "${tools[@]}"; do
   if ((findings == 0 && ran > 0)) && [[ -z $bad_tests && -z $unfinished && -z $odd ]]; then
     echo "$tool: clean, $ran tests in $seconds s"
     [[ -n $skipped ]] && sed 's/^/  skips itself on this device: /' <<< "$skipped"
-    continue
+    return 0
   fi
-  failed=1
   echo "$tool: $findings findings, $(count "$bad_tests") tests failed, $(count "$unfinished") of" \
     "$(count "$tests") did not finish, $(count "$skipped") skipped themselves, in $seconds s; see $reports/$tool.*.log"
   [[ -n $bad_tests ]] && sed 's/^/  failed: /' <<< "$bad_tests"
@@ -149,5 +152,17 @@ for tool in "${tools[@]}"; do
     /Race reported/ {gsub(/\+0x[0-9a-f]+/, ""); print "  " $0; next}
     /^    at / {sub(/\+0x[0-9a-f]+.*/, ""); print "  " message ":" $0; next}
     /^[A-Z]/ {message = $0}' | cut -c1-240 | sort | uniq -c | sort -rn | head -20
+  return 1
+}
+failed=0
+finish() {
+  wait "$1" || failed=1
+  cat "$reports/summary.$2"
+}
+for tool in "${tools[@]}"; do
+  run_tool "$tool" > "$reports/summary.$tool" &
+  pids+=($!)
+  [[ -n $together ]] || finish $! "$tool"
 done
+[[ -z $together ]] || for i in "${!tools[@]}"; do finish "${pids[i]}" "${tools[i]}"; done
 exit $failed

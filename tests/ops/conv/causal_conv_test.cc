@@ -43,6 +43,7 @@ bool same_bits(const float* a, const float* b, int64_t n) {
 TEST_P(CausalConvTest, MatchesReference) {
   for (int64_t width = 1; width <= 8; ++width) {
     for (const int64_t tokens : {1, 2, 3, 7, 8, 9, 40}) {
+      if (small_tests() && tokens != 1 && tokens != 9 && tokens != 40) continue;
       const int64_t channels = random_channels();
       PaddedTensor x({tokens, channels}, random.integer(0, 4));
       PaddedTensor y({tokens, channels}, random.integer(0, 4));
