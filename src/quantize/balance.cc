@@ -76,6 +76,9 @@ std::string full_name(int64_t layer, std::string_view module) {
 
 using Names = std::set<std::string, std::less<>>;
 
+float value_of(float x) { return x; }
+float value_of(BFloat16 x) { return to_float(x); }
+
 // NaN, once met, stays.
 void raise(float& largest, float x) {
   const float size = std::abs(x);
@@ -96,12 +99,11 @@ class InputSizes : public StepContext::ProductObserver {
     std::vector<float>& sizes = sizes_[names];
     sizes.resize(static_cast<size_t>(x.dim(1)));
     const TensorView rows = copy_.fetch(stream_, x);
-    stream_.pool().parallel_for(x.dim(1), kColumnGrain, [&](int64_t begin, int64_t end, int) {
-      for (int64_t r = 0; r < rows.dim(0); ++r) {
-        const float* row = rows.data<float>() + r * rows.row_stride();
-        for (int64_t c = begin; c < end; ++c) raise(sizes[c], row[c]);
-      }
-    });
+    if (rows.dtype() == DType::kBF16) {
+      add<BFloat16>(rows, sizes);
+    } else {
+      add<float>(rows, sizes);
+    }
   }
   void expert_input(std::span<const std::string_view>, const TensorView&,
                     const TensorView&) override {}
@@ -129,6 +131,16 @@ class InputSizes : public StepContext::ProductObserver {
   }
 
  private:
+  template <typename T>
+  void add(const TensorView& rows, std::vector<float>& sizes) {
+    stream_.pool().parallel_for(rows.dim(1), kColumnGrain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t r = 0; r < rows.dim(0); ++r) {
+        const T* row = rows.data<T>() + r * rows.row_stride();
+        for (int64_t c = begin; c < end; ++c) raise(sizes[c], value_of(row[c]));
+      }
+    });
+  }
+
   const Stream& stream_;
   HostCopy copy_;
   std::map<Names, std::vector<float>> sizes_;
