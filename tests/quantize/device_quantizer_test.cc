@@ -160,7 +160,8 @@ TEST(DeviceQuantizer, BalancesAsTheCpuDoes) {
     const testing::TempFolder folder;
     const CalibrationTokens tokens = random_tokens(96, 40, 60, random);
     QuantizeOptions options;
-    options.recipe.scheme = "w8a8";
+    options.recipe.scheme = "keep";
+    options.recipe.kv = KvRecipe::kInt8;
     options.method = QuantizeMethod::kNearest;
     options.balance = 0.5;
     const auto groups_of = [&](const char* out) {
