@@ -257,8 +257,8 @@ TEST_P(GatedMlpsTest, ExpertsOfManyTokensMatchReference) {
   for (const int64_t tokens : {40, 129, 192, 333}) {
     if (small_tests() && tokens != 40 && tokens != 129) continue;
     check({.tokens = tokens,
-           .hidden = random.pick<int64_t>({64, 192, 320, 576}),
-           .expert_width = random.pick<int64_t>({64, 128, 192, 320}),
+           .hidden = random.pick<int64_t>({64, 192, 320, 576, 832}),
+           .expert_width = random.pick<int64_t>({64, 128, 192, 320, 448}),
            .experts = random.pick<int64_t>({3, 5, 8}),
            .top_k = random.integer(2, 3),
            .joined = random.integer(0, 1) == 1,
@@ -271,9 +271,10 @@ TEST_P(GatedMlpsTest, ExpertsOfManyTokensMatchReference) {
 TEST_P(GatedMlpsTest, ManyExpertsOfManyTokensMatchReference) {
   for (const int64_t experts : {random.integer(66, 140), random.integer(141, 300)}) {
     if (small_tests() && experts > 140) continue;
+    const bool wider = experts <= 140 && !small_tests();
     check({.tokens = random.integer(5 * experts, 6 * experts),
-           .hidden = small_tests() ? 192 : random.pick<int64_t>({64, 192, 320}),
-           .expert_width = random.pick<int64_t>({64, 192}),
+           .hidden = wider ? random.pick<int64_t>({320, 576}) : random.pick<int64_t>({64, 192}),
+           .expert_width = wider ? random.pick<int64_t>({192, 320}) : 64,
            .experts = experts,
            .top_k = 2,
            .joined = random.integer(0, 1) == 1,
