@@ -64,6 +64,10 @@ class AddExpertsTest : public OpTest {
     all.resize(small_tests() ? 1 : 2);
     return all;
   }
+  // Of many tokens.
+  std::vector<int64_t> many_widths() const {
+    return small_tests() ? std::vector<int64_t>{520} : std::vector<int64_t>{576, 1000, 1024};
+  }
   InputRounding rounding(int64_t width) {
     if (width % 32 == 0 && random.integer(0, 1) == 1) {
       return {ActivationPrecision::kInt8,
@@ -123,16 +127,18 @@ constexpr Choice kChoices[] = {{1, 1}, {2, 7}, {8, 128}, {10, 512}, {11, 40}, {3
 // The gate's products are multiples of 2⁻⁶ that add up exactly in any order.
 TEST_P(AddExpertsTest, IsTheSingleOpsInTurn) {
   for (const int64_t tokens : kTokens) {
-    for (const int64_t width : some_widths()) {
-      if (tokens * width > (small_tests() ? 40000 : 300000)) continue;  // takes long to make up
-      const Choice choice = tokens * width > 50000
+    const bool many = tokens > 256;
+    for (const int64_t width : many ? many_widths() : some_widths()) {
+      if (!many && tokens * width > (small_tests() ? 40000 : 300000)) continue;  // takes long
+      const Choice choice = many ? kChoices[random.integer(1, 4)]
+                            : tokens * width > 50000
                                 ? kChoices[1]
                                 : kChoices[random.integer(0, std::ssize(kChoices) - 1)];
       SCOPED_TRACE(testing::Message()
                    << tokens << " × " << width << ", " << choice.k << " of " << choice.experts);
       Workspace::Scope scope(workspace);
       Routed routed(random, workspace, stream, tokens, choice.k, choice.experts, width);
-      if (on_cuda() && random.integer(0, 1) == 1) routed.round();
+      if (on_cuda() && (many || random.integer(0, 1) == 1)) routed.round();
       const int64_t cols = random.pick({8, 64, 200, 2048, 4096 + 8});
       PaddedTensor x({tokens, width}, 4 * random.integer(0, 1)), sum({tokens, width}, 0);
       PaddedTensor shared({tokens, width}, 0), gate_x({tokens, cols}, 1), gate({tokens, 1}, 0);

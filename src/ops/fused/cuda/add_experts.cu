@@ -1,6 +1,7 @@
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
+#include "ops/fused/cuda/copied_rows.cuh"
 #include "ops/fused/cuda/row_math.cuh"
 #include "ops/fused/cuda/token_codes.cuh"
 #include "ops/norm/cuda/rms_norm.cuh"
@@ -172,6 +173,53 @@ __global__ void __launch_bounds__(kThreads, 1)
   store_sum(sum, token, i, plus(old, v), gain);
 }
 
+// The same for many tokens, with rounded rows that come to shared memory.
+__global__ void __launch_bounds__(kCopiedThreads, kCopiedBlocks)
+    copied_shared_kernel(const __grid_constant__ SharedArguments<uint16_t> args) {
+  extern __shared__ __align__(16) uint16_t rows[];
+  __shared__ Choices choices;
+  __shared__ uint64_t arrived;
+  const SumArguments& sum = args.sum;
+  const ExpertArguments<uint16_t>& experts = args.experts;
+  const int64_t token = blockIdx.x;
+  const int i = 4 * threadIdx.x;
+  if (threadIdx.x == 0) {
+    init_barrier(shared_address(&arrived), 1);
+    publish_barriers();
+  }
+  // Only the rows of experts may be incomplete yet.
+  if (threadIdx.x < kWarp) sort_choices(experts, token, choices);
+  float gate = 0;
+#pragma unroll 1
+  for (int c = 8 * threadIdx.x; c < args.gate_cols; c += 8 * blockDim.x) {
+    const uint4 w = *reinterpret_cast<const uint4*>(args.gate + c);
+    const uint4 v = *reinterpret_cast<const uint4*>(args.gate_input[token] + c);
+    gate = dot(w.w, v.w, dot(w.z, v.z, dot(w.y, v.y, dot(w.x, v.x, gate))));
+  }
+  __syncthreads();
+  wait_for_inputs();
+  if (threadIdx.x < kWarp) {
+    const int choice = min(static_cast<int>(threadIdx.x), experts.k - 1);
+    begin_copying_rows(experts.rows, experts.k, experts.width, choices.places[choice], choice, rows,
+                       arrived);
+  }
+  const float4 shared = load4<true>(args.shared[token], i, sum.width);
+  const float4 old = load4<true>(sum.x[token], i, sum.width);
+  gate = block_sum(gate);
+  const auto factor = static_cast<float>(1 / (1 + exp(-static_cast<double>(gate))));
+  wait_barrier(shared_address(&arrived), 0);
+  float4 v{};
+#pragma unroll 2
+  for (int n = 0; n < experts.k; ++n) {
+    const float4 term =
+        times(load4_of<true>(rows + n * experts.width, i, experts.width), choices.weights[n]);
+    v = n == 0 ? term : plus(v, term);
+  }
+  v = {fmaf(factor, shared.x, v.x), fmaf(factor, shared.y, v.y), fmaf(factor, shared.z, v.z),
+       fmaf(factor, shared.w, v.w)};
+  store_sum(sum, token, i, plus(old, v), gain_of(sum.input_norms[0], i, sum.width));
+}
+
 struct DenseArguments {
   SumArguments sum;
   ExpertArguments<float> experts;
@@ -314,6 +362,15 @@ void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts
         .gate = reinterpret_cast<const uint16_t*>(shared.gate.data),
         .gate_input = {static_cast<const uint16_t*>(packed.raw()), packed.row_stride()},
         .gate_cols = static_cast<int>(shared.gate.cols())};
+    if constexpr (std::is_same_v<Y, uint16_t>) {
+      const int threads = ceil_divide(args.sum.padded / 4, kWarp) * kWarp;
+      if (x.dim(0) >= kManyTokens && threads <= kCopiedThreads &&
+          can_copy_rows(stream, experts.rows, args.experts.k, args.experts.width)) {
+        allow_copied_rows<copied_shared_kernel>();
+        return launch(stream, copied_shared_kernel, static_cast<unsigned>(x.dim(0)), threads,
+                      static_cast<size_t>(2) * args.experts.k * args.experts.width, args);
+      }
+    }
     launch_rows(stream, shared_kernel<kFewThreads, Y>, shared_kernel<kMostThreads, Y>, args, x);
   };
   if (experts.rows.dtype() == DType::kBF16) {

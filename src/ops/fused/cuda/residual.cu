@@ -1,5 +1,6 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/row_vectors.cuh"
+#include "ops/fused/cuda/copied_rows.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
 #include "ops/fused/cuda/row_math.cuh"
 #include "ops/norm/cuda/rms_norm.cuh"
@@ -182,6 +183,62 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads, kVectors 
   }
 }
 
+// The same for many tokens, with rounded rows that come to shared memory.
+__global__ void __launch_bounds__(kCopiedThreads, kCopiedBlocks)
+    combine_copied_kernel(const __grid_constant__ CombineArguments<uint16_t> args) {
+  constexpr int kVectors = 2;
+  extern __shared__ __align__(16) uint16_t rows[];
+  __shared__ float sorted_weights[kMostCopiedRows];
+  __shared__ uint64_t arrived;
+  const auto element = [](int j) { return 4 * (j * blockDim.x + threadIdx.x); };
+  if (threadIdx.x == 0) {
+    init_barrier(shared_address(&arrived), 1);
+    publish_barriers();
+  }
+  wait_for_inputs();
+  const int64_t token = blockIdx.x;
+  if (threadIdx.x < kWarp) {
+    const int choice = threadIdx.x;
+    const int own = choice < args.k ? args.places[token * args.k + choice] : INT32_MAX;
+    const float weight = choice < args.k ? args.weights[token][choice] : 0;
+    int rank = 0;  // places ascend with the expert
+#pragma unroll 2
+    for (int other = 0; other < args.k; ++other) {
+      rank += __shfl_sync(0xffffffffu, own, other) < own;
+    }
+    if (choice < args.k) sorted_weights[rank] = weight;
+    begin_copying_rows(args.y, args.k, args.width, own, rank, rows, arrived);
+  }
+  float4 dense[kVectors], sum[kVectors];
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    dense[j] = load4<true>(args.dense[token], element(j), args.width);
+    sum[j] = float4{};
+  }
+  const float dense_scale = inverse_rms(squares_of(dense), args.width, args.epsilon);
+  __syncthreads();
+  wait_barrier(shared_address(&arrived), 0);
+#pragma unroll 1
+  for (int n = 0; n < args.k; ++n) {
+    const uint16_t* y = rows + n * args.width;
+    const float weight = sorted_weights[n];
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const float4 term = times(load4_of<true>(y, element(j), args.width), weight);
+      sum[j] = n == 0 ? term : plus(sum[j], term);
+    }
+  }
+  const float scale = inverse_rms(squares_of(sum), args.width, args.epsilon);
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    const float4 dense_w = load4<true>(args.dense_norm, element(j), args.width);
+    const float4 experts_w = load4<true>(args.experts_norm, element(j), args.width);
+    store4<true>(
+        args.dense[token], element(j), args.width,
+        plus(times(times(dense[j], dense_scale), dense_w), times(times(sum[j], scale), experts_w)));
+  }
+}
+
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(Rows<const uint16_t> from, const int32_t* rows, Rows<uint16_t> to, int padded) {
   wait_for_inputs();
@@ -263,10 +320,17 @@ void combine_with_dense(Stream& stream, const TensorView& expert_outputs,
                                    .dense = rows_of<float>(dense),
                                    .k = k,
                                    .width = width};
-    const auto run = [&](auto kernel, int vectors) {
+    const auto run = [&](auto kernel, int vectors, size_t shared_bytes = 0) {
       const int threads = ceil_divide(ceil_divide(width, 4 * vectors), kWarp) * kWarp;
-      launch(stream, kernel, static_cast<unsigned>(dense.dim(0)), threads, 0, args);
+      launch(stream, kernel, static_cast<unsigned>(dense.dim(0)), threads, shared_bytes, args);
     };
+    if constexpr (std::is_same_v<Y, uint16_t>) {
+      if (width <= 4096 && dense.dim(0) >= kManyTokens &&
+          can_copy_rows(stream, expert_outputs, k, width)) {
+        allow_copied_rows<combine_copied_kernel>();
+        return run(combine_copied_kernel, 2, static_cast<size_t>(2) * k * width);
+      }
+    }
     if (kAligned && width <= 4096 && dense.dim(0) >= kManyTokens) {
       run(combine_kernel<true, 2, Y>, 2);
     } else if (width <= 4096) {
