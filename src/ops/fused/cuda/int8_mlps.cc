@@ -46,10 +46,7 @@ void run(Stream& stream, Workspace& workspace, const GatedMlpCall& call) {
   if (call.groups != nullptr) gate.x_rows = call.groups->tokens.data<int32_t>();
   int8_products(stream, gate);
   const LinearInput input = plain_token_codes(stream, workspace, activated, false);
-  Int8Products down = of(*call.down, input, call.out);
-  // The kernel in front makes codes of what one of these experts gave.
-  down.early = call.groups != nullptr;
-  int8_products(stream, down);
+  int8_products(stream, of(*call.down, input, call.out));
 }
 
 }  // namespace

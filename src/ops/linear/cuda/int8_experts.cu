@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     publish_barriers();
   }
-  if (!p.early) wait_for_inputs();
+  wait_for_inputs();
   const Items<kThreads> items(p, kTokens, ceil_divide(p.rows, kBlockRows<kGated>),
                               shared.first_tiles);
   const int warp = threadIdx.x / kWarp;
@@ -178,7 +178,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else if (warp == kMultiplierWarps) {
     bring_weights<kGated>(p, items, shared, stages);
   } else {
-    if (p.early) wait_for_inputs();
     bring_inputs(p, items, shared, stages);
   }
 }

@@ -31,8 +31,6 @@ struct Int8Products {
   int tokens;
   int experts;             // 0: one matrix for all tokens
   const int32_t* offsets;  // [experts + 1]
-  // The offsets were there before the kernel in front began: they may be read before it ends.
-  bool early;
 };
 
 // Inputs wider than this are not given codes.
