@@ -24,9 +24,9 @@ struct alignas(4 * kCount) Words {
 // Of memory that other multiprocessors write, or of shared memory.
 template <int kCount, bool kShared = false>
 __device__ __forceinline__ Words<kCount> load_words(const void* from) {
-  Words<kCount> words;
+  Words<kCount> words{};
   if constexpr (kShared) {
-    return *static_cast<const Words<kCount>*>(from);
+    words = *static_cast<const Words<kCount>*>(from);
   } else if constexpr (kCount == 4) {
     const uint4 v = __ldcg(static_cast<const uint4*>(from));
     words.w[0] = v.x, words.w[1] = v.y, words.w[2] = v.z, words.w[3] = v.w;
