@@ -114,6 +114,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int kv_head = blockIdx.y, split = blockIdx.x;
 
+  // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
+  const DeviceSequence sequence = args.table.sequences[blockIdx.z];
   const uint32_t arrived = shared_address(&shared.arrived);
   if (threadIdx.x == 0) {
     init_barrier(arrived, 1);
@@ -124,8 +126,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   }
   __syncwarp();
   announce_to_cluster();
-  // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
-  const DeviceSequence sequence = args.table.sequences[blockIdx.z];
   const int32_t* pages = args.table.pages(sequence);
   const int position = sequence.first_position, token = sequence.first_row;
   const int first_seen = args.window > 0 ? max(0, position + 1 - args.window) : 0;

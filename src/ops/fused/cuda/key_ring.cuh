@@ -32,7 +32,8 @@ class KeyRing {
         values_(keys_ + slots * kKeyPitch),
         slots_(slots),
         num_groups_(num_groups),
-        next_(0) {}
+        next_(0),
+        slot_(0) {}
 
   // By all warps: the first two copy, keys and values, as many groups as there are slots. find(i):
   // where group i is, in units of 8 elements. Others may wait after a barrier of the block.
@@ -47,6 +48,7 @@ class KeyRing {
     from_ = warp() == 0 ? keys : values;
     found_ = find(lane());
     copy(slots_);
+    next_ = slots_;
     found_ = find(next_ + lane());
   }
 
@@ -56,6 +58,8 @@ class KeyRing {
   __device__ void refill(int tile, const Find& find) {
     if (warp() > 1 || next_ >= num_groups_ || (warp() == 1 && tile == 0)) return;
     copy(kTileGroups);
+    next_ += kTileGroups;
+    slot_ = later(slot_);
     found_ = find(next_ + lane());
   }
 
@@ -101,20 +105,19 @@ class KeyRing {
     }
     __syncwarp();
     if (copies) {
-      const int slot = group % slots_;
+      const int place = slot_ + lane(), slot = place < slots_ ? place : place - slots_;
       const unsigned char* to =
           warp() == 0 ? keys_ + slot * kKeyPitch : values_ + slot * kValuePitch;
       stream_bytes(shared_address(to), from_ + static_cast<int64_t>(found_) * 8, kGroupBytes,
                    barrier(warp(), tile));
     }
-    next_ += count;
   }
 
   uint32_t barriers_;
   unsigned char *keys_, *values_;
   int slots_, num_groups_;
   // Of the first two warps.
-  int next_;  // group to copy
+  int next_, slot_;  // group to copy, and its slot
   const Stored* from_;
   uint32_t found_;  // the group next_ + lane()
 };
