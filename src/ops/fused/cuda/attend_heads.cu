@@ -33,6 +33,7 @@ struct Arguments {
   KvTable table;
   int split_shift;        // splits = 1 << split_shift
   int slots;              // of the ring
+  int most_held;          // pages
   Rows<float> out;        // null if:
   Rows<uint16_t> packed;  // bfloat16
 };
@@ -116,6 +117,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
 
   // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
   const DeviceSequence sequence = args.table.sequences[blockIdx.z];
+  WarpPages pages{args.table.pages(static_cast<int>(blockIdx.z)), 0,
+                  args.table.page_capacity <= args.most_held, 0};
+  if (pages.held && lane < args.table.page_capacity) pages.own = pages.pages[lane];
   const uint32_t arrived = shared_address(&shared.arrived);
   if (threadIdx.x == 0) {
     init_barrier(arrived, 1);
@@ -126,7 +130,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   }
   __syncwarp();
   announce_to_cluster();
-  const int32_t* pages = args.table.pages(sequence);
+  pages.count = sequence.num_pages;
   const int position = sequence.first_position, token = sequence.first_row;
   const int first_seen = args.window > 0 ? max(0, position + 1 - args.window) : 0;
   const int first_group = first_seen / kGroup, groups = position / kGroup + 1 - first_group;
@@ -136,8 +140,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   const bool stores = args.k.data != nullptr;
   const bool owns_new = stores && begin <= position && position < end;
 
-  DecodeTile<Shape> tile(shared.tile, keys, values, pages, sequence.num_pages, kv_head, first_seen,
-                         end, stores ? position : -1);
+  DecodeTile<Shape> tile(shared.tile, keys, values, pages, kv_head, first_seen, end,
+                         stores ? position : -1);
   const auto find = [&](int group) { return tile.find_group(begin + group * kGroup); };
   KeyRing<Shape> ring(shared_bytes + Shared<Shape>::bytes(args.group), args.slots,
                       (max(end - begin, 0) + kGroup - 1) / kGroup);
@@ -201,7 +205,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
       head.store(shared.tile.queries + (index - 2) * Shape::kQueryRow, lane);
       continue;
     }
-    const int64_t at = keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
+    const int64_t at = pages.offset(keys, position) + keys.head_offset(kv_head);
     if constexpr (Shape::kScaled) {
       const float scale = head.to_codes((is_value ? values : keys).fixed_scale);
       if (lane == 0) {
@@ -444,6 +448,8 @@ void launch_planned(Stream& stream, Arguments& args, const AttendHeadsCall& call
   using Stored = typename Shape::Stored;
   args.split_shift = std::countr_zero(static_cast<unsigned>(plan.splits));
   args.slots = plan.slots;
+  static const bool held = crowd_variable("BRAID_CROWD_PAGES_OLD") == 0;
+  args.most_held = held ? kWarp : 0;
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;

@@ -39,6 +39,23 @@ __device__ __forceinline__ Words<kCount> load_words(const void* from) {
   return words;
 }
 
+// The pages of a sequence. If they are few, a warp holds them, one a lane, and finds one without
+// waiting for memory.
+struct WarpPages {
+  const int32_t* pages;
+  int count;
+  bool held;
+  int32_t own;
+
+  // Where the row of a position is in KV head 0 (PagedRows::offset()); by a whole warp.
+  template <typename T>
+  __device__ int64_t offset(const PagedRows<T>& rows, int position) const {
+    int index = position >> rows.page_shift;
+    if (index >= count) index %= count;
+    return rows.offset(held ? __shfl_sync(0xffffffffu, own, index) : pages[index], position);
+  }
+};
+
 template <int kDim_, typename Stored_, int kQueryTiles_>
 struct DecodeShape {
   using Stored = Stored_;
@@ -90,13 +107,12 @@ class DecodeTile {
 
   // The new key and value, if one of this block's, are not in the store yet: fresh is its position.
   __device__ DecodeTile(Shared& shared, const PagedRows<Stored>& keys,
-                        const PagedRows<Stored>& values, const int32_t* pages, int num_pages,
-                        int kv_head, int first_seen, int end, int fresh)
+                        const PagedRows<Stored>& values, const WarpPages& pages, int kv_head,
+                        int first_seen, int end, int fresh)
       : shared_(shared),
         keys_(keys),
         values_(values),
         pages_(pages),
-        num_pages_(num_pages),
         kv_head_(kv_head),
         first_seen_(first_seen),
         end_(end),
@@ -113,12 +129,11 @@ class DecodeTile {
   // The groups of a tile whose keys and values a lane has.
   __device__ static int key_group() { return warp() % 2 * 2 + g() % 2; }
   __device__ static int value_group() { return q(); }
-  // Where the group of 8 keys from `position` on is, in units of 8 elements.
+  // Where the group of 8 keys from `position` on, or the last one, is, in units of 8 elements; by a
+  // whole warp.
   __device__ uint32_t find_group(int position) const {
-    return position < end_
-               ? static_cast<uint32_t>(
-                     (keys_.offset(pages_, num_pages_, position) + keys_.head_offset(kv_head_)) / 8)
-               : 0;
+    const int64_t row = pages_.offset(keys_, min(position, (end_ - 1) / 8 * 8));
+    return static_cast<uint32_t>((row + keys_.head_offset(kv_head_)) / 8);
   }
 
   // Where the keys of the tile that begins at `start` are, and those of the next one; a lane finds
@@ -377,8 +392,8 @@ class DecodeTile {
 
   Shared& shared_;
   const PagedRows<Stored>&keys_, &values_;
-  const int32_t* pages_;
-  int num_pages_, kv_head_, first_seen_, end_, fresh_;
+  const WarpPages& pages_;
+  int kv_head_, first_seen_, end_, fresh_;
   uint32_t row_ = 0, next_row_ = 0;    // in units of 8 elements
   Words<4> key_[2][Shape::kKeyLoads];  // [key_row()]
   Words<Shape::kValueWords> value_[2][4];
