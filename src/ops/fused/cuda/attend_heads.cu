@@ -490,6 +490,13 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
          (plan.splits / 2 * Shape::kKeys >= most_keys || clusters > rooms[plan.splits])) {
     plan.splits /= 2;
   }
+  // Results of wide heads are much to push, more so from two blocks of a multiprocessor.
+  static const bool wide = crowd_variable("BRAID_CROWD_WIDE") > 0;
+  if (wide && kDim > 256) {
+    while (plan.splits > 2 && clusters * plan.splits > stream.cuda().num_multiprocessors()) {
+      plan.splits /= 2;
+    }
+  }
   // For heads as they are where there are many KV heads.
   if constexpr (kDim == 256 && !Shape::kScaled) {
     static const bool old = crowd_variable("BRAID_CROWD_OLD") > 0;
