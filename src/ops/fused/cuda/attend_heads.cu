@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstdlib>
 #include <map>
 
 #include "ops/attention/cuda/attention_call.h"
@@ -33,7 +32,6 @@ struct Arguments {
   KvTable table;
   int split_shift;        // splits = 1 << split_shift
   int slots;              // of the ring
-  int most_held;          // pages
   Rows<float> out;        // null if:
   Rows<uint16_t> packed;  // bfloat16
 };
@@ -118,7 +116,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
   const DeviceSequence sequence = args.table.sequences[blockIdx.z];
   WarpPages pages{args.table.pages(static_cast<int>(blockIdx.z)), 0,
-                  args.table.page_capacity <= args.most_held, 0};
+                  args.table.page_capacity <= kWarp, 0};
   if (pages.held && lane < args.table.page_capacity) pages.own = pages.pages[lane];
   const uint32_t arrived = shared_address(&shared.arrived);
   if (threadIdx.x == 0) {
@@ -406,13 +404,6 @@ struct SharedMemory {
 constexpr int kRingClusters = 32;
 constexpr int kMostRings = 3;  // on a multiprocessor
 
-// For measuring: BRAID_CROWD_OLD: no rings; BRAID_CROWD_SPLITS, BRAID_CROWD_BLOCKS: so many splits,
-// rings on a multiprocessor.
-int crowd_variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? std::atoi(value) : 0;
-}
-
 // As many splits as find room at once, with as few blocks on a multiprocessor as that takes, so
 // that much of a block's keys is on its way from the start.
 template <typename Shape>
@@ -429,9 +420,6 @@ Plan plan_rings(int group, int clusters, int64_t most_keys) {
     if (slots < Ring::kLeastSlots) return Plan{};
     return Plan{splits, slots, static_cast<size_t>(fixed + Ring::bytes(slots))};
   };
-  static const int forced_splits = crowd_variable("BRAID_CROWD_SPLITS");
-  static const int forced_blocks = crowd_variable("BRAID_CROWD_BLOCKS");
-  if (forced_splits > 0 && forced_blocks > 0) return plan_of(forced_splits, forced_blocks);
   for (int splits = kMostSplits; splits >= 2; splits /= 2) {
     if (splits > 2 && splits / 2 * Shape::kKeys >= most_keys) continue;
     for (int blocks = 1; blocks <= kMostRings; ++blocks) {
@@ -448,8 +436,6 @@ void launch_planned(Stream& stream, Arguments& args, const AttendHeadsCall& call
   using Stored = typename Shape::Stored;
   args.split_shift = std::countr_zero(static_cast<unsigned>(plan.splits));
   args.slots = plan.slots;
-  static const bool held = crowd_variable("BRAID_CROWD_PAGES_OLD") == 0;
-  args.most_held = held ? kWarp : 0;
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -490,17 +476,9 @@ bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call)
          (plan.splits / 2 * Shape::kKeys >= most_keys || clusters > rooms[plan.splits])) {
     plan.splits /= 2;
   }
-  // Results of wide heads are much to push, more so from two blocks of a multiprocessor.
-  static const bool wide = crowd_variable("BRAID_CROWD_WIDE") > 0;
-  if (wide && kDim > 256) {
-    while (plan.splits > 2 && clusters * plan.splits > stream.cuda().num_multiprocessors()) {
-      plan.splits /= 2;
-    }
-  }
-  // For heads as they are where there are many KV heads.
+  // Of heads as layers with many KV heads have them.
   if constexpr (kDim == 256 && !Shape::kScaled) {
-    static const bool old = crowd_variable("BRAID_CROWD_OLD") > 0;
-    if (!old && clusters >= kRingClusters && plan.splits * Shape::kKeys < most_keys) {
+    if (clusters >= kRingClusters && plan.splits * Shape::kKeys < most_keys) {
       const Plan rings = plan_rings<Shape>(std::max(args.group, 1), clusters, most_keys);
       if (rings.slots > 0) {
         launch_planned<Shape, true>(stream, args, call, rings);
