@@ -195,6 +195,33 @@ TEST_P(AttendHeadsTest, ManySequencesOfWideHeads) {
   }
 }
 
+// Enough pairs of a sequence and a KV head that keys and values come through rings, for blocks with
+// less than a tile, several, and more than a ring holds.
+TEST_P(AttendHeadsTest, ManySequencesOfManyKeys) {
+  struct Many {
+    int64_t kv_heads, sequences, most;
+  };
+  for (const auto& [kv_heads, sequences, most] :
+       {Many{8, 4, 700}, Many{8, 8, 350}, Many{8, 10, 300}, Many{4, 9, 700}, Many{1, 170, 400}}) {
+    for (const int64_t window : {0, 1, 63, 64, 100, 512}) {
+      std::vector<int64_t> many{0, 700, 256, 31, 287, 8, 64, 7, 33};
+      many.resize(static_cast<size_t>(sequences), -1);
+      for (int64_t& position : many) {
+        if (position < 0) position = random.integer(0, most);
+      }
+      std::shuffle(many.begin(), many.end(), random.engine());
+      check({.kv_heads = kv_heads,
+             .group = random.pick<int64_t>({1, 2, 8, 16}),
+             .window = window,
+             .positions = many,
+             .stores = random.integer(0, 3) > 0,
+             .values_from_keys = random.integer(0, 1) == 1,
+             .rounded = random.integer(0, 1) == 1});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_P(AttendHeadsTest, PairsAreTurnedByFours) {
   check({.positions = {3, 40}, .pairs = 30, .declined = true});
   check({.positions = {3, 40}, .pairs = 28});

@@ -34,6 +34,10 @@ struct KvTable {
   __device__ const int32_t* pages(const DeviceSequence& sequence) const {
     return reinterpret_cast<const int32_t*>(sequences) + sequence.first_page;
   }
+  // The same of sequence i, without a look at it.
+  __device__ const int32_t* pages(int i) const {
+    return row_sequences + num_rows + static_cast<int64_t>(i) * page_capacity;
+  }
 #endif
 
   static KvTable upload(StreamState& state, std::span<const SequenceRows> sequences) {
@@ -66,7 +70,7 @@ struct KvTable {
         std::fill_n(words + rows_at + entry, s.num_rows, static_cast<int32_t>(i));
         std::copy(s.pages.begin(), s.pages.end(), words + page);
         entry += static_cast<size_t>(s.num_rows);
-        page += s.pages.size();
+        page += capacity;
       }
     };
     const auto* words = static_cast<const int32_t*>(state.table(sequences.data(), bytes, fill));

@@ -40,7 +40,10 @@ struct PagedRows {
   // The element offset of the row of a position, in KV head 0.
   __device__ int64_t offset(const int32_t* pages, int num_pages, int position) const {
     const int index = position >> page_shift;
-    const int page = pages[index < num_pages ? index : index % num_pages];
+    return offset(pages[index < num_pages ? index : index % num_pages], position);
+  }
+  // The same, in a page that was found.
+  __device__ int64_t offset(int page, int position) const {
     return page * page_stride + static_cast<int64_t>(position & ((1 << page_shift) - 1)) * head_dim;
   }
   __device__ int64_t head_offset(int kv_head) const {

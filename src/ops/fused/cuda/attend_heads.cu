@@ -9,6 +9,7 @@
 #include "ops/cuda/launch.cuh"
 #include "ops/fused/cuda/decode_tile.cuh"
 #include "ops/fused/cuda/head.cuh"
+#include "ops/fused/cuda/key_ring.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
 
 namespace braid::cuda {
@@ -30,6 +31,7 @@ struct Arguments {
   float scale;  // of scores in powers of 2
   KvTable table;
   int split_shift;        // splits = 1 << split_shift
+  int slots;              // of the ring
   Rows<float> out;        // null if:
   Rows<uint16_t> packed;  // bfloat16
 };
@@ -86,13 +88,19 @@ struct Shared {
   // What the blocks of the cluster have made of this one's share of the elements.
   float2 statistics[kMostSplits][Shape::kQueries];  // largest, sum
   alignas(16) float4 sums[];                        // [group][kDim / splits / 4][splits]
+
+  // The ring is behind it.
+  __host__ __device__ static constexpr int bytes(int group) {
+    return ceil_divide(static_cast<int>(sizeof(Shared) + group * kDim * sizeof(float)), 128) * 128;
+  }
 };
 
 // Grid: splits (a cluster), KV heads, sequences. Each block prepares the queries, one of a cluster
 // the key and value; then each goes through its share of the keys, and they add up through each
 // other's shared memory. Fetching its instructions is a good part of such a kernel's time, so they
-// are few.
-template <typename Shape>
+// are few. Keys and values come to registers, a tile at a time, or, kRing, through shared memory,
+// several tiles ahead.
+template <typename Shape, bool kRing>
 __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     attend_kernel(const __grid_constant__ Arguments args,
                   const __grid_constant__ PagedRows<typename Shape::Stored> keys,
@@ -105,6 +113,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int kv_head = blockIdx.y, split = blockIdx.x;
 
+  // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
+  const DeviceSequence sequence = args.table.sequences[blockIdx.z];
+  WarpPages pages{args.table.pages(static_cast<int>(blockIdx.z)), 0,
+                  args.table.page_capacity <= kWarp, 0};
+  if (pages.held && lane < args.table.page_capacity) pages.own = pages.pages[lane];
   const uint32_t arrived = shared_address(&shared.arrived);
   if (threadIdx.x == 0) {
     init_barrier(arrived, 1);
@@ -115,9 +128,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   }
   __syncwarp();
   announce_to_cluster();
-  // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
-  const DeviceSequence sequence = args.table.sequences[blockIdx.z];
-  const int32_t* pages = args.table.pages(sequence);
+  pages.count = sequence.num_pages;
   const int position = sequence.first_position, token = sequence.first_row;
   const int first_seen = args.window > 0 ? max(0, position + 1 - args.window) : 0;
   const int first_group = first_seen / kGroup, groups = position / kGroup + 1 - first_group;
@@ -127,12 +138,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   const bool stores = args.k.data != nullptr;
   const bool owns_new = stores && begin <= position && position < end;
 
-  DecodeTile<Shape> tile(shared.tile, keys, values, pages, sequence.num_pages, kv_head, first_seen,
-                         end, stores ? position : -1);
-  tile.find(begin);
-  tile.find_next(begin + kKeys);
-  tile.load_keys(begin);
-  tile.load_values(begin);
+  DecodeTile<Shape> tile(shared.tile, keys, values, pages, kv_head, first_seen, end,
+                         stores ? position : -1);
+  const auto find = [&](int group) { return tile.find_group(begin + group * kGroup); };
+  KeyRing<Shape> ring(shared_bytes + Shared<Shape>::bytes(args.group), args.slots,
+                      (max(end - begin, 0) + kGroup - 1) / kGroup);
+  if constexpr (kRing) {
+    ring.fill(keys.data, values.data, find);
+  } else {
+    tile.find(begin);
+    tile.find_next(begin + kKeys);
+    tile.load_keys(begin);
+    tile.load_values(begin);
+  }
   {
     const bool first_half = threadIdx.x < kDim / 4;
     const int i = first_half ? threadIdx.x : threadIdx.x - kDim / 4;
@@ -152,7 +170,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     commit_copies();
   }
   // Few blocks of such heads find room, so that they need more on its way.
-  constexpr bool kPrefetches = kDim > 256;
+  constexpr bool kPrefetches = kDim > 256 && !kRing;
   if (kPrefetches && begin + kKeys < end) tile.prefetch_next(begin + kKeys);
   await_cluster();
   wait_for_inputs();
@@ -185,7 +203,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
       head.store(shared.tile.queries + (index - 2) * Shape::kQueryRow, lane);
       continue;
     }
-    const int64_t at = keys.offset(pages, sequence.num_pages, position) + keys.head_offset(kv_head);
+    const int64_t at = pages.offset(keys, position) + keys.head_offset(kv_head);
     if constexpr (Shape::kScaled) {
       const float scale = head.to_codes((is_value ? values : keys).fixed_scale);
       if (lane == 0) {
@@ -198,19 +216,35 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   }
   __syncthreads();
 
+  [[maybe_unused]] int key_slot = tile.key_group(), value_slot = tile.value_group(), place = 0;
   int parity = 0;
 #pragma unroll 1
   for (int start = begin; start < end; start += kKeys, parity ^= 1) {
     const int next = start + kKeys;
     const bool more = next < end;
-    if (more) tile.advance(next + kKeys);
-    if (owns_new) tile.take_fresh(start);
+    if constexpr (kRing) {
+      ring.await_keys(place);
+      tile.template take_keys<true>(ring.keys_at(key_slot), start);
+    } else if (more) {
+      tile.advance(next + kKeys);
+    }
+    if (owns_new) tile.take_fresh_key(start);
     tile.multiply_keys(parity);
-    if (more) tile.load_keys(next);
+    if (!kRing && more) tile.load_keys(next);
     __syncthreads();
+    if constexpr (kRing) {
+      ring.refill(place, find);
+      ring.await_values(place);
+      tile.template take_values<true>(ring.values_at(value_slot), start);
+    }
+    if (owns_new) tile.take_fresh_value(start);
     tile.multiply_values(start, parity, args.scale);
     if (!more) break;
-    tile.load_values(next);
+    if constexpr (kRing) {
+      key_slot = ring.later(key_slot), value_slot = ring.later(value_slot), ++place;
+    } else {
+      tile.load_values(next);
+    }
     if (kPrefetches && next + kKeys < end) tile.prefetch_next(next + kKeys);
   }
   tile.finish();
@@ -317,60 +351,142 @@ Rooms clusters_at_once(const void* kernel, int threads, size_t bytes) {
   return counts;
 }
 
-template <int kDim, typename Stored, int kQueryTiles>
-bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call) {
-  using Shape = DecodeShape<kDim, Stored, kQueryTiles>;
-  const int kv_heads = static_cast<int>(call.cache.num_kv_heads());
-  const int sequences = static_cast<int>(call.sequences.size());
-  // By what the tables hold, not by positions: a graph must do for longer texts, too.
-  int64_t most_keys = int64_t{args.table.page_capacity} * call.cache.page_tokens();
-  if (call.attention.window > 0) most_keys = std::min(most_keys, call.attention.window);
-  if (most_keys > kMostAttendedKeys) return false;
-  auto* kernel = attend_kernel<Shape>;
-  const auto bytes_of = [](int group) {
-    return sizeof(Shared<Shape>) + static_cast<size_t>(group) * kDim * sizeof(float);
-  };
-  static const bool allowed = [&] {
-    BRAID_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          static_cast<int>(bytes_of(Shape::kQueries))));
-    BRAID_CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-    return true;
-  }();
-  static_cast<void>(allowed);
-  const size_t bytes = bytes_of(std::max(args.group, 1));
-  static std::map<size_t, Rooms> known;
-  const auto [found, first_time] = known.try_emplace(bytes);
-  if (first_time) {
-    found->second = clusters_at_once(reinterpret_cast<const void*>(kernel), Shape::kThreads, bytes);
-  }
-  const Rooms& rooms = found->second;
-  // As many splits as find room at once, but two at least: blocks push their results.
-  int splits = kMostSplits;
-  while (splits > 2 &&
-         (splits / 2 * Shape::kKeys >= most_keys || kv_heads * sequences > rooms[splits])) {
-    splits /= 2;
-  }
-  args.split_shift = std::countr_zero(static_cast<unsigned>(splits));
+template <typename Shape, bool kRing>
+class AttendKernel {
+ public:
+  static constexpr auto* kKernel = attend_kernel<Shape, kRing>;
 
+  static void allow(int most_bytes) {
+    static const bool allowed = [&] {
+      BRAID_CUDA_CHECK(
+          cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes));
+      BRAID_CUDA_CHECK(
+          cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+      return true;
+    }();
+    static_cast<void>(allowed);
+  }
+  // Of blocks with so much shared memory.
+  static const Rooms& rooms(size_t bytes) {
+    static std::map<size_t, Rooms> known;
+    const auto [found, first_time] = known.try_emplace(bytes);
+    if (first_time) {
+      found->second =
+          clusters_at_once(reinterpret_cast<const void*>(kKernel), Shape::kThreads, bytes);
+    }
+    return found->second;
+  }
+};
+
+// How a step's keys are shared out.
+struct Plan {
+  int splits = 0;
+  int slots = 0;  // of a block's ring; 0: no ring
+  size_t bytes = 0;
+};
+
+struct SharedMemory {
+  int all = 0, reserved = 0, most = 0;  // of a multiprocessor; for each block; a block's
+  SharedMemory() {
+    int device = 0;
+    BRAID_CUDA_CHECK(cudaGetDevice(&device));
+    const auto get = [device](int& value, cudaDeviceAttr attribute) {
+      BRAID_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+    };
+    get(all, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    get(reserved, cudaDevAttrReservedSharedMemoryPerBlock);
+    get(most, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  }
+};
+
+// From so many pairs of a sequence and a KV head on, blocks have rings if they may have several
+// tiles. Fewer begin beside the product in front, where a ring has no room.
+constexpr int kRingClusters = 32;
+constexpr int kMostRings = 3;  // on a multiprocessor
+
+// As many splits as find room at once, with as few blocks on a multiprocessor as that takes, so
+// that much of a block's keys is on its way from the start.
+template <typename Shape>
+Plan plan_rings(int group, int clusters, int64_t most_keys) {
+  using Kernel = AttendKernel<Shape, true>;
+  using Ring = KeyRing<Shape>;
+  static const SharedMemory memory;
+  Kernel::allow(memory.most);
+  const auto plan_of = [&](int splits, int blocks) {
+    const int bytes = std::min(memory.all / blocks - memory.reserved, memory.most);
+    const int fixed = Shared<Shape>::bytes(group);
+    int slots = Ring::kMostSlots;
+    while (slots >= Ring::kLeastSlots && fixed + Ring::bytes(slots) > bytes) --slots;
+    if (slots < Ring::kLeastSlots) return Plan{};
+    return Plan{splits, slots, static_cast<size_t>(fixed + Ring::bytes(slots))};
+  };
+  for (int splits = kMostSplits; splits >= 2; splits /= 2) {
+    if (splits > 2 && splits / 2 * Shape::kKeys >= most_keys) continue;
+    for (int blocks = 1; blocks <= kMostRings; ++blocks) {
+      const Plan plan = plan_of(splits, blocks);
+      if (plan.slots > 0 && clusters <= Kernel::rooms(plan.bytes)[splits]) return plan;
+    }
+  }
+  return Plan{};
+}
+
+template <typename Shape, bool kRing>
+void launch_planned(Stream& stream, Arguments& args, const AttendHeadsCall& call,
+                    const Plan& plan) {
+  using Stored = typename Shape::Stored;
+  args.split_shift = std::countr_zero(static_cast<unsigned>(plan.splits));
+  args.slots = plan.slots;
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(splits), 1, 1};
+  attributes[1].val.clusterDim = {static_cast<unsigned>(plan.splits), 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(splits), static_cast<unsigned>(kv_heads),
-                        static_cast<unsigned>(sequences));
+  config.gridDim =
+      dim3(static_cast<unsigned>(plan.splits), static_cast<unsigned>(call.cache.num_kv_heads()),
+           static_cast<unsigned>(call.sequences.size()));
   config.blockDim = dim3(Shape::kThreads);
-  config.dynamicSmemBytes = bytes;
+  config.dynamicSmemBytes = plan.bytes;
   config.stream = stream.cuda().handle();
   config.attrs = attributes;
   config.numAttrs = 2;
   BRAID_CUDA_CHECK(cudaLaunchKernelEx(
-      &config, kernel, args,
+      &config, AttendKernel<Shape, kRing>::kKernel, args,
       PagedRows<Stored>(call.cache.keys, call.cache.key_scales, call.cache.static_scales.key),
       PagedRows<Stored>(call.cache.values, call.cache.value_scales,
                         call.cache.static_scales.value)));
+}
+
+template <int kDim, typename Stored, int kQueryTiles>
+bool launch_attend(Stream& stream, Arguments& args, const AttendHeadsCall& call) {
+  using Shape = DecodeShape<kDim, Stored, kQueryTiles>;
+  using Kernel = AttendKernel<Shape, false>;
+  const int clusters = static_cast<int>(call.cache.num_kv_heads() * call.sequences.size());
+  // By what the tables hold, not by positions: a graph must do for longer texts, too.
+  int64_t most_keys = int64_t{args.table.page_capacity} * call.cache.page_tokens();
+  if (call.attention.window > 0) most_keys = std::min(most_keys, call.attention.window);
+  if (most_keys > kMostAttendedKeys) return false;
+  const auto bytes_of = [](int group) { return Shared<Shape>::bytes(group); };
+  Kernel::allow(bytes_of(Shape::kQueries));
+  Plan plan{.bytes = static_cast<size_t>(bytes_of(std::max(args.group, 1)))};
+  const Rooms& rooms = Kernel::rooms(plan.bytes);
+  // As many splits as find room at once, but two at least: blocks push their results.
+  plan.splits = kMostSplits;
+  while (plan.splits > 2 &&
+         (plan.splits / 2 * Shape::kKeys >= most_keys || clusters > rooms[plan.splits])) {
+    plan.splits /= 2;
+  }
+  // Of heads as layers with many KV heads have them.
+  if constexpr (kDim == 256 && !Shape::kScaled) {
+    if (clusters >= kRingClusters && plan.splits * Shape::kKeys < most_keys) {
+      const Plan rings = plan_rings<Shape>(std::max(args.group, 1), clusters, most_keys);
+      if (rings.slots > 0) {
+        launch_planned<Shape, true>(stream, args, call, rings);
+        return true;
+      }
+    }
+  }
+  launch_planned<Shape, false>(stream, args, call, plan);
   return true;
 }
 

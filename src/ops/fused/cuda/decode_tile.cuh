@@ -5,7 +5,10 @@
 // values · weights, so that the queries are the short side of the products.
 //
 // A lane's places in a product of 16 × 8 with depth 16: g = lane / 4, q = lane % 4. Elements of a
-// head and keys may come in any order as long as both operands have the same.
+// head and keys may come in any order as long as both operands have the same. Keys come in groups
+// of eight rows. For scores, row g of a product is a row of group g % 2 of two, so that eight lanes
+// read rows of both; for results, lane q has the keys of group q. Copies of groups in shared memory
+// (key_ring.cuh) lie so that what eight lanes read at once is in different banks.
 
 #include "ops/attention/cuda/paged_store.cuh"
 #include "ops/cuda/int8.cuh"
@@ -18,10 +21,13 @@ template <int kCount>
 struct alignas(4 * kCount) Words {
   uint32_t w[kCount];
 };
-template <int kCount>
+// Of memory that other multiprocessors write, or of shared memory.
+template <int kCount, bool kShared = false>
 __device__ __forceinline__ Words<kCount> load_words(const void* from) {
-  Words<kCount> words;
-  if constexpr (kCount == 4) {
+  Words<kCount> words{};
+  if constexpr (kShared) {
+    words = *static_cast<const Words<kCount>*>(from);
+  } else if constexpr (kCount == 4) {
     const uint4 v = __ldcg(static_cast<const uint4*>(from));
     words.w[0] = v.x, words.w[1] = v.y, words.w[2] = v.z, words.w[3] = v.w;
   } else if constexpr (kCount == 2) {
@@ -32,6 +38,23 @@ __device__ __forceinline__ Words<kCount> load_words(const void* from) {
   }
   return words;
 }
+
+// The pages of a sequence. If they are few, a warp holds them, one a lane, and finds one without
+// waiting for memory.
+struct WarpPages {
+  const int32_t* pages;
+  int count;
+  bool held;
+  int32_t own;
+
+  // Where the row of a position is in KV head 0 (PagedRows::offset()); by a whole warp.
+  template <typename T>
+  __device__ int64_t offset(const PagedRows<T>& rows, int position) const {
+    int index = position >> rows.page_shift;
+    if (index >= count) index %= count;
+    return rows.offset(held ? __shfl_sync(0xffffffffu, own, index) : pages[index], position);
+  }
+};
 
 template <int kDim_, typename Stored_, int kQueryTiles_>
 struct DecodeShape {
@@ -84,13 +107,12 @@ class DecodeTile {
 
   // The new key and value, if one of this block's, are not in the store yet: fresh is its position.
   __device__ DecodeTile(Shared& shared, const PagedRows<Stored>& keys,
-                        const PagedRows<Stored>& values, const int32_t* pages, int num_pages,
-                        int kv_head, int first_seen, int end, int fresh)
+                        const PagedRows<Stored>& values, const WarpPages& pages, int kv_head,
+                        int first_seen, int end, int fresh)
       : shared_(shared),
         keys_(keys),
         values_(values),
         pages_(pages),
-        num_pages_(num_pages),
         kv_head_(kv_head),
         first_seen_(first_seen),
         end_(end),
@@ -104,8 +126,18 @@ class DecodeTile {
   __device__ static int g() { return lane() / 4; }
   __device__ static int q() { return lane() % 4; }
   __device__ static int first_element() { return warp() * Shape::kShare + g() * Shape::kLaneDims; }
+  // The groups of a tile whose keys and values a lane has.
+  __device__ static int key_group() { return warp() % 2 * 2 + g() % 2; }
+  __device__ static int value_group() { return q(); }
+  // Where the group of 8 keys from `position` on, or the last one, is, in units of 8 elements; by a
+  // whole warp.
+  __device__ uint32_t find_group(int position) const {
+    const int64_t row = pages_.offset(keys_, min(position, (end_ - 1) / 8 * 8));
+    return static_cast<uint32_t>((row + keys_.head_offset(kv_head_)) / 8);
+  }
 
-  // Where the keys of the tile that begins at `start` are, and those of the next one.
+  // Where the keys of the tile that begins at `start` are, and those of the next one; a lane finds
+  // one of the four groups, which lie in a page each.
   __device__ void find(int start) { row_ = find_group(start + q() * 8); }
   __device__ void find_next(int start) { next_row_ = find_group(start + q() * 8); }
   // To the next tile, and finds the one that begins at `start` after it.
@@ -127,16 +159,7 @@ class DecodeTile {
   }
   // Of the tile that was found. What a query must not see counts as zeros: anything may be there.
   __device__ void load_keys(int start) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const Stored* from = keys_.data + group_row(2 * key_group() + r) + g() * kDim +
-                           part() * Shape::kPartDims + q() * (16 / sizeof(Stored));
-      const bool wanted = is_stored(start + 16 * key_group() + 8 * r + g());
-#pragma unroll
-      for (int c = 0; c < Shape::kKeyLoads; ++c) {
-        key_[r][c] = wanted ? load_words<4>(from + c * (64 / sizeof(Stored))) : Words<4>{};
-      }
-    }
+    take_keys</*kShared=*/false>(keys_.data + group_row(key_group()), start);
     if constexpr (kScaled) {
       if (threadIdx.x < kWarp) {
         const bool wanted = is_stored(start + lane());
@@ -147,44 +170,65 @@ class DecodeTile {
     }
   }
   __device__ void load_values(int start) {
+    take_values</*kShared=*/false>(values_.data + static_cast<int64_t>(row_) * 8, start);
+  }
+  // Of a lane's key_group() and value_group(), from where that group's first row is.
+  template <bool kShared>
+  __device__ void take_keys(const Stored* group, int start) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Stored* from =
+          group + key_row(r) * kDim + part() * Shape::kPartDims + q() * (16 / sizeof(Stored));
+      // Scores of what is not seen are not looked at.
+      const bool wanted = kShared || is_stored(start + 8 * key_group() + key_row(r));
+#pragma unroll
+      for (int c = 0; c < Shape::kKeyLoads; ++c) {
+        key_[r][c] = wanted ? load_words<4, kShared>(from + c * (64 / sizeof(Stored))) : Words<4>{};
+      }
+    }
+  }
+  template <bool kShared>
+  __device__ void take_values(const Stored* group, int start) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      const Stored* from =
-          values_.data + group_row(2 * s + q() / 2) + 4 * q() % 8 * kDim + first_element();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bool wanted = is_stored(start + 16 * s + 4 * q() + i);
-        value_[s][i] =
-            wanted ? load_words<Shape::kValueWords>(from + i * kDim) : Words<Shape::kValueWords>{};
+        const bool wanted = is_stored(start + 8 * value_group() + 4 * s + i);
+        value_[s][i] = wanted ? load_words<Shape::kValueWords, kShared>(group + (4 * s + i) * kDim +
+                                                                        first_element())
+                              : Words<Shape::kValueWords>{};
       }
     }
   }
   // Once the new key and value are in shared memory, if they belong to this tile.
-  __device__ void take_fresh(int start) {
+  __device__ void take_fresh_key(int start) {
     const int fresh = fresh_ - start;
     if (fresh < 0 || fresh >= Shape::kKeys) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (fresh != 16 * key_group() + 8 * r + g()) continue;
+      if (fresh != 8 * key_group() + key_row(r)) continue;
       const Stored* from =
           shared_.new_key + part() * Shape::kPartDims + q() * (16 / sizeof(Stored));
 #pragma unroll
       for (int c = 0; c < Shape::kKeyLoads; ++c) {
-        key_[r][c] = *reinterpret_cast<const Words<4>*>(from + c * (64 / sizeof(Stored)));
-      }
-    }
-    const auto words =
-        *reinterpret_cast<const Words<Shape::kValueWords>*>(shared_.new_value + first_element());
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (fresh == 16 * s + 4 * q() + i) value_[s][i] = words;
+        key_[r][c] = load_words<4, true>(from + c * (64 / sizeof(Stored)));
       }
     }
     if constexpr (kScaled) {
       if (threadIdx.x == fresh) {
         key_scale_ = shared_.new_scales[0], value_scale_ = shared_.new_scales[1];
+      }
+    }
+  }
+  __device__ void take_fresh_value(int start) {
+    const int fresh = fresh_ - start;
+    if (fresh < 0 || fresh >= Shape::kKeys) return;
+    const auto words = load_words<Shape::kValueWords, true>(shared_.new_value + first_element());
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (fresh == 8 * value_group() + 4 * s + i) value_[s][i] = words;
       }
     }
   }
@@ -194,7 +238,7 @@ class DecodeTile {
     float scores[kQueryTiles][2][4] = {};
 #pragma unroll
     for (int u = 0; u < Shape::kUnits; ++u) {
-      uint32_t even[4], odd[4];  // keys g and g + 8
+      uint32_t even[4], odd[4];  // rows g and g + 8 of the product
       unit_of(key_[0], u, even);
       unit_of(key_[1], u, odd);
       const int element = kScaled ? u / 2 * 64 + q() * 16 + u % 2 * 8 : u * 32 + q() * 8;
@@ -211,11 +255,12 @@ class DecodeTile {
     }
 #pragma unroll
     for (int t = 0; t < kQueryTiles; ++t) {
-      float* to = &shared_.scores[parity][part()][8 * t + 2 * q()][16 * key_group() + g()];
+      const int key = 8 * key_group() + key_row(0), other = key_row(1) - key_row(0);
+      float* to = &shared_.scores[parity][part()][8 * t + 2 * q()][key];
       to[0] = scores[t][0][0] + scores[t][1][0];
       to[Shape::kScoreRow] = scores[t][0][1] + scores[t][1][1];
-      to[8] = scores[t][0][2] + scores[t][1][2];
-      to[Shape::kScoreRow + 8] = scores[t][0][3] + scores[t][1][3];
+      to[other] = scores[t][0][2] + scores[t][1][2];
+      to[Shape::kScoreRow + other] = scores[t][0][3] + scores[t][1][3];
     }
     if constexpr (kScaled) {
       if (threadIdx.x < Shape::kKeys) {
@@ -225,7 +270,7 @@ class DecodeTile {
     }
   }
 
-  // After a barrier. A lane has keys 16·s + 4·q + i of the tile, for query 8·t + g.
+  // After a barrier. A lane has keys 8·q + 4·s + i of the tile, for query 8·t + g.
   __device__ void multiply_values(int start, int parity, float scale) {
     uint32_t weights[kQueryTiles][2][2];
 #pragma unroll
@@ -234,7 +279,7 @@ class DecodeTile {
       float top = largest[t];
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
-        const int key = 16 * s + 4 * q();
+        const int key = 8 * value_group() + 4 * s;
         const auto row = [&](int part) {
           return *reinterpret_cast<const float4*>(&shared_.scores[parity][part][8 * t + g()][key]);
         };
@@ -267,7 +312,7 @@ class DecodeTile {
           const float one = exp2f(score[s][i] - top), other = exp2f(score[s][i + 1] - top);
           __nv_bfloat162 pair;
           if constexpr (kScaled) {
-            const float* scales = &shared_.scales[parity][1][16 * s + 4 * q() + i];
+            const float* scales = &shared_.scales[parity][1][8 * value_group() + 4 * s + i];
             pair = __floats2bfloat162_rn(one * scales[0], other * scales[1]);
             sum[t] += one + other;
           } else {
@@ -323,15 +368,9 @@ class DecodeTile {
   }
 
  private:
-  __device__ static int key_group() { return warp() % 2; }
   __device__ static int part() { return warp() / 2; }
-  // A lane finds one of the four groups of 8 keys, which lie in a page each.
-  __device__ uint32_t find_group(int position) const {
-    return position < end_
-               ? static_cast<uint32_t>(
-                     (keys_.offset(pages_, num_pages_, position) + keys_.head_offset(kv_head_)) / 8)
-               : 0;
-  }
+  // Of the two rows of the group that a lane has.
+  __device__ static int key_row(int r) { return g() / 2 + 4 * r; }
   __device__ bool is_stored(int position) const {
     return position >= first_seen_ && position < end_ && position != fresh_;
   }
@@ -353,10 +392,10 @@ class DecodeTile {
 
   Shared& shared_;
   const PagedRows<Stored>&keys_, &values_;
-  const int32_t* pages_;
-  int num_pages_, kv_head_, first_seen_, end_, fresh_;
-  uint32_t row_ = 0, next_row_ = 0;  // in units of 8 elements
-  Words<4> key_[2][Shape::kKeyLoads];
+  const WarpPages& pages_;
+  int kv_head_, first_seen_, end_, fresh_;
+  uint32_t row_ = 0, next_row_ = 0;    // in units of 8 elements
+  Words<4> key_[2][Shape::kKeyLoads];  // [key_row()]
   Words<Shape::kValueWords> value_[2][4];
   float key_scale_ = 0, value_scale_ = 0;
 };
