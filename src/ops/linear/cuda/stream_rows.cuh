@@ -11,6 +11,8 @@ struct RowSource {
   using Sum = float;
   using Outputs = PlainOutputs;
   static constexpr int kSets = 1;
+  static constexpr int kTailBytes = 0, kTailWarps = 0;
+  static constexpr bool kBlocks = true, kDeals = true;
   static constexpr int kRows = 16, kPieceColumns = 64;
   static constexpr int kPieceBytes = kRows * kPieceColumns * 2;
   // Rows of a box of inputs; rows that are copied singly lie 16 bytes further apart, in other
@@ -97,7 +99,7 @@ struct RowSource {
         }
       }
     }
-    __device__ void finish(float (&)[1][kTokenTiles][4]) const {}
+    __device__ void finish(float (&)[1][kTokenTiles][4], const StreamPhase&) const {}
 
    private:
     int lane_, stride_;
