@@ -4,7 +4,6 @@
 #include "ops/fused/cuda/packed_rows.cuh"
 #include "ops/fused/cuda/row_math.cuh"
 #include "ops/gated_delta/cuda/delta_rows.cuh"
-#include "ops/linear/cuda/weight_stream.h"
 #include "ops/norm/cuda/rms_norm.cuh"
 
 namespace braid::cuda {
@@ -35,7 +34,6 @@ struct StepArguments {
   Rows<uint16_t> packed;  // the result; null: in
   Rows<float> out;
   int ratio;
-  bool relaxed;
 
   __device__ int value_head(int key_head, int member) const {
     return delta.grouped ? key_head * ratio + member : member * delta.key_heads + key_head;
@@ -250,11 +248,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
 #if __CUDA_ARCH__ >= 900
   // What was read of the kept rows lies in registers, and nothing was stored: a release, a fence
   // for the whole device, is not needed.
-  if (args.relaxed) {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-  } else {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  }
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 
   const auto* queries = reinterpret_cast<const float4*>(mixed);
@@ -343,8 +337,7 @@ LinearInput delta_step(Stream& stream, Workspace& workspace, const DeltaStepCall
       .cols = static_cast<int>(call.b_weight.cols()),
       .norm = call.norm.data<float>(),
       .norm_epsilon = call.norm_epsilon,
-      .ratio = static_cast<int>(call.value_heads / call.key_heads),
-      .relaxed = (stream_ways() & kCheapFences) != 0};
+      .ratio = static_cast<int>(call.value_heads / call.key_heads)};
   if (rounds) {
     args.packed = packed.rows();
   } else {

@@ -45,8 +45,8 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
       plan.tokens = rows;
     }
     // A block beside experts that is as small as one of them takes little time with any tiles.
-    const bool small = (plan.ways & kSmallTiles) && plan.tiles && beside &&
-                       last.groups != nullptr && call.down->cols() <= last.down->cols();
+    const bool small =
+        plan.tiles && beside && last.groups != nullptr && call.down->cols() <= last.down->cols();
     if (small) continue;
     plan.token_tiles = std::max(plan.token_tiles, stream_token_tiles(plan, rows, experts));
   }

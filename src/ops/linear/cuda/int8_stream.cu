@@ -20,11 +20,9 @@ void stream_code_products(Stream& stream, const Int8Products& p) {
   plan.format = FormatId::kW8C;
   plan.tiles = true;
   plan.tokens = p.tokens;
-  plan.ways = stream_ways();
   plan.token_tiles = p.tokens <= 8 ? 1 : 4;
   plan.num_phases = 1;
   StreamPhase& phase = plan.phases[0];
-  phase.ways = plan.ways;
   phase.weights.tiles = p.weights;
   phase.panel_bytes = p.panel_bytes;
   phase.panels = ceil_divide(p.rows, kTileRows);

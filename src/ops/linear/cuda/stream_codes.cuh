@@ -92,12 +92,12 @@ struct CodeSource : TileSource<FormatId::kW8C> {
       }
     }
     __device__ void pass_scales(const StreamPhase& phase, uint32_t weights, float* of_rows) const {
-      if (first_unit_ > 0 || !(phase.ways & kScalesWithWeights)) return;
+      if (first_unit_ > 0) return;
       const int units = tile_units_ - (phase.steps - 1) * step_units_;
       pass_panel_scales(weights + weights_ - lane_ * 16 + units * Layout::kUnitBytes, of_rows,
                         lane_);
     }
-    __device__ void finish(int32_t (&)[2][kTokenTiles][4], const StreamPhase&) const {}
+    __device__ void finish(int32_t (&)[2][kTokenTiles][4]) const {}
 
    private:
     // Of rows l / 4 and l / 4 + 8 in turn, as the tensor cores take them; kept plus 128.
@@ -119,16 +119,7 @@ struct CodeSource : TileSource<FormatId::kW8C> {
   class Outputs {
    public:
     static constexpr bool kReadsInputs = true;
-    __device__ Outputs(const StreamPhase& phase, const TokenTile&, int unit, int thread)
-        : scales_(phase.ways & kScalesWithWeights) {
-      if (scales_) return;
-      const int row = unit * phase.unit_rows + (thread & (phase.unit_rows - 1));
-      const int64_t at = min(row / kTileRows, phase.panels - 1) * phase.panel_bytes +
-                         int64_t{phase.tile_units} * Layout::kUnitBytes +
-                         (row % 8 * 4 + row % kTileRows / 8) * 4;
-      row_scale_ = __ldg(reinterpret_cast<const float*>(phase.weights.tiles + at));
-    }
-    __device__ void find_inputs(const StreamPhase& phase, const TokenTile& tokens) {
+    __device__ Outputs(const StreamPhase& phase, const TokenTile& tokens) {
       const int lane = threadIdx.x % kWarp;
       if (lane < tokens.count) token_scale_ = __ldcg(phase.x_scales + tokens.begin + lane);
     }
@@ -137,13 +128,11 @@ struct CodeSource : TileSource<FormatId::kW8C> {
     }
     // As the CPU scales sums.
     __device__ float value(int32_t sum, float of_token, const float* of_rows, int row) const {
-      const float scale = scales_ ? of_rows[row] : row_scale_;
-      return __fmul_rn(static_cast<float>(sum), __fmul_rn(of_token, scale));
+      return __fmul_rn(static_cast<float>(sum), __fmul_rn(of_token, of_rows[row]));
     }
 
    private:
-    bool scales_;
-    float row_scale_ = 0, token_scale_ = 0;
+    float token_scale_ = 0;
   };
 };
 

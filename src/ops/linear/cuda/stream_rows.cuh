@@ -99,7 +99,7 @@ struct RowSource {
         }
       }
     }
-    __device__ void finish(float (&)[1][kTokenTiles][4], const StreamPhase&) const {}
+    __device__ void finish(float (&)[1][kTokenTiles][4]) const {}
 
    private:
     int lane_, stride_;

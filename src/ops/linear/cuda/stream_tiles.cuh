@@ -24,12 +24,10 @@ __device__ __forceinline__ void pass_panel_scales(uint32_t tail, float* of_rows,
 
 // The outputs of rows with one scale each; codes are 64 times too small (tile_units.cuh).
 struct ScaledOutputs : PlainOutputs {
-  __device__ ScaledOutputs(const StreamPhase& phase, const TokenTile& tokens, int unit, int thread)
-      : PlainOutputs(phase, tokens, unit, thread), scales(phase.ways & kScalesWithWeights) {}
+  using PlainOutputs::PlainOutputs;
   __device__ float value(float sum, float, const float* of_rows, int row) const {
-    return scales ? sum * (of_rows[row] * 64) : sum;
+    return sum * (of_rows[row] * 64);
   }
-  bool scales;
 };
 
 template <FormatId kFormat>
@@ -62,7 +60,7 @@ struct TileSource {
     const int panel_bytes = column_warps * kPieceBytes + kTail;  // in the slot
     const int first = step * column_warps * kPieceUnits;
     int bytes = min(column_warps * kPieceUnits, phase.tile_units - first) * Layout::kUnitBytes;
-    if (kTail > 0 && step == phase.steps - 1 && (phase.ways & kScalesWithWeights)) bytes += kTail;
+    if (step == phase.steps - 1) bytes += kTail;
     arrive_and_expect(barrier, bytes * phase.row_warps);
     const int panels = phase.row_warps >> (phase.gated ? 1 : 0);
     const int64_t offset = expert * phase.matrix_bytes + int64_t{first} * Layout::kUnitBytes;
@@ -108,7 +106,7 @@ struct TileSource {
   template <int kTokenTiles>
   class Lane {
    public:
-    __device__ Lane(const StreamPhase& phase, const TokenTile& tokens, int unit, int row_warp,
+    __device__ Lane(const StreamPhase& phase, const TokenTile& tokens, int, int row_warp,
                     int column_warp, int lane)
         : lane_(lane),
           column_warp_(column_warp),
@@ -122,17 +120,6 @@ struct TileSource {
       for (int t = 0; t < kTokenTiles; ++t) {
         inputs_[t] = column_warp * (kPieceColumns / kUnitColumns) * chunk_bytes_ +
                      min(8 * t + lane / 4, tokens.count - 1) * token_bytes + lane % 4 * 16;
-      }
-      if (kTailBytes > 0 && !(phase.ways & kScalesWithWeights)) {
-        // Behind the last unit of the panel.
-        const int panels = phase.row_warps >> (phase.gated ? 1 : 0);
-        const bool up = row_warp >= panels;
-        const int panel = min(unit * panels + row_warp - (up ? panels : 0), phase.panels - 1);
-        const uint8_t* of_panel = (up ? phase.up.tiles : phase.weights.tiles) +
-                                  tokens.expert * phase.matrix_bytes + panel * phase.panel_bytes;
-        row_scales_ = __ldg(reinterpret_cast<const float4*>(of_panel + int64_t{phase.tile_units} *
-                                                                           Layout::kUnitBytes) +
-                            lane / 4);
       }
     }
 
@@ -153,21 +140,20 @@ struct TileSource {
     }
 
     __device__ void pass_scales(const StreamPhase& phase, uint32_t weights, float* of_rows) const {
-      if (column_warp_ > 0 || !(phase.ways & kScalesWithWeights)) return;
+      if (column_warp_ > 0) return;
       const int units = tile_units_ - (phase.steps - 1) * column_warps_ * kPieceUnits;
       pass_panel_scales(weights + weights_ + units * Layout::kUnitBytes, of_rows, lane_);
     }
 
-    __device__ void finish(float (&sums)[2][kTokenTiles][4], const StreamPhase& phase) const {
-      if (kTailBytes > 0 && (phase.ways & kScalesWithWeights)) return;
-      const float of_rows[4] = {row_scales_.x, row_scales_.y, row_scales_.z, row_scales_.w};
+    // Rows with one scale are scaled where their sums are added up.
+    __device__ void finish(float (&sums)[2][kTokenTiles][4]) const {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            sums[half][t][k] *= Layout::kGroup == 0 ? of_rows[2 * half + k / 2] * 64 : 64;
+            if (kTailBytes == 0) sums[half][t][k] *= 64;
           }
         }
       }
@@ -181,7 +167,6 @@ struct TileSource {
     int lane_, column_warp_, column_warps_, tile_units_;
     int chunk_bytes_;
     uint32_t weights_, inputs_[kTokenTiles];
-    float4 row_scales_;
   };
 };
 

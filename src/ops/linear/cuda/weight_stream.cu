@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
 
 #include "base/check.h"
 #include "ops/cuda/tensor_map.h"
@@ -31,22 +29,6 @@ PieceSize piece_size(FormatId format, bool tiles) {
 
 }  // namespace
 
-int stream_ways() {
-  static const int ways = [] {
-    constexpr std::string_view kNames[] = {"scales", "lists", "look",   "deal",
-                                           "codes",  "tiles", "fences", "spare"};
-    if (std::getenv("BRAID_EXPERTS_OLD") != nullptr) return 0;
-    const char* named = std::getenv("BRAID_EXPERTS");
-    if (named == nullptr) return 255;
-    int some = 0;
-    for (int i = 0; i < 8; ++i) {
-      if (std::string_view(named).find(kNames[i]) != std::string_view::npos) some |= 1 << i;
-    }
-    return some;
-  }();
-  return ways;
-}
-
 int StreamPlan::most_tiles(bool routed) const {
   const int tile = 8 * token_tiles;
   if (!routed) return ceil_divide(tokens, tile);
@@ -66,7 +48,6 @@ StreamPlan stream_plan(const Products& products) {
   StreamPlan plan{};
   plan.format = products.format;
   plan.tiles = products.tiles;
-  plan.ways = stream_ways();
   return plan;
 }
 
@@ -112,7 +93,6 @@ StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int r
   phase.x = products.packed;
   phase.x_stride = products.packed_stride;
   phase.counts = phase.awaits = -1;
-  phase.ways = plan.ways;
   const PieceSize piece = piece_size(products.format, products.tiles);
   const int step_columns = kSetWarps / row_warps * piece.columns;
   phase.steps = ceil_divide(products.cols, step_columns);

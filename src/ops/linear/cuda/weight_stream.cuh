@@ -17,9 +17,8 @@
 //   Lane<token tiles>(phase, tokens, unit, row warp, column warp, lane)
 //     .multiply(step, weights, inputs, sums), .finish(sums); sums of type Sum; with tails
 //     .pass_scales(phase, weights, to), of the last step, of a row warp's rows
-//   Outputs(phase, tokens, unit, thread), of an adding thread, which has outputs of one row
-//     .find_inputs(phase, tokens), once inputs are there; .of_token(token), by whole warps;
-//     .value(sum, of token, scales of the unit's rows, row)
+//   Outputs(phase, tokens), of an adding thread, once inputs are there if it kReadsInputs
+//     .of_token(token), by whole warps; .value(sum, of token, scales of the unit's rows, row)
 //
 // and on the host input_bytes(phase, tokens of a box), for a slot of the ring.
 
@@ -88,8 +87,7 @@ __host__ __device__ constexpr int scale_floats(int row_warps) {
 // For sources whose sums are the outputs.
 struct PlainOutputs {
   static constexpr bool kReadsInputs = false;
-  __device__ PlainOutputs(const StreamPhase&, const TokenTile&, int, int) {}
-  __device__ void find_inputs(const StreamPhase&, const TokenTile&) {}
+  __device__ PlainOutputs(const StreamPhase&, const TokenTile&) {}
   __device__ float of_token(int) const { return 1; }
   __device__ float value(float sum, float, const float*, int) const { return sum; }
 };
@@ -157,8 +155,7 @@ struct StreamBlock {
   __device__ void list_experts() {
     const int thread = threadIdx.x - kFirstAdder * kWarp;
     const int lane = thread % kWarp, warp = thread / kWarp;
-    const int threads = plan.ways & kQuickLists ? kAdderThreads : kWarp;
-    const int each = (plan.experts + threads - 1) / threads;
+    const int each = (plan.experts + kAdderThreads - 1) / kAdderThreads;
     const int first = min(thread * each, plan.experts), last = min(first + each, plan.experts);
     wait_for_inputs();
     if (plan.listed_pairs > 0) {
@@ -261,14 +258,12 @@ struct StreamBlock {
     Ring ring(plan.slots);
     bool waited = false;
     int known = 0;  // see columns_there()
-    if (lane < plan.num_phases && (plan.ways & kCheapFences)) {
-      prefetch_map(&plan.phases[lane].inputs);
-    }
-    publish();
+    if (lane < plan.num_phases) prefetch_map(&plan.phases[lane].inputs);
+    publish_global_to_copies();
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int) {
       if (!waited && !phase.early) {
         wait_for_inputs();
-        publish();
+        publish_global_to_copies();
         waited = true;
       }
       const uint16_t* row = nullptr;
@@ -289,7 +284,7 @@ struct StreamBlock {
       }
     });
     if (!waited) wait_for_inputs();
-    if (kBlocks && plan.num_counters > 0 && (plan.ways & kLooksAhead)) {
+    if (kBlocks && plan.num_counters > 0) {
       // This block looks at no counter any more, and once it has counted all that it makes it
       // counts itself; not at its end, which that would put off.
       wait_barrier(shared_address(&barriers.counted), 0);
@@ -327,7 +322,7 @@ struct StreamBlock {
         __syncwarp();
         if (lane == 0) arrive(empty(ring.slot()));
       }
-      own.finish(sums, phase);
+      own.finish(sums);
 
       wait_barrier(sums_empty(buffers.slot()), buffers.parity() ^ 1);
       const int row_stride = partial_stride<Source>(phase.row_warps);
@@ -363,14 +358,11 @@ struct StreamBlock {
       if (!counted && thread % kWarp == 0) arrive(shared_address(&barriers.counted));
       counted = true;
     };
-    const bool early = Source::Outputs::kReadsInputs && (plan.ways & kEarlyTokenScales);
-    if (early) wait_for_inputs();
+    if constexpr (Source::Outputs::kReadsInputs) wait_for_inputs();
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit) {
       if (phase.counts < 0) tell_counted();
-      typename Source::Outputs outputs(phase, tokens, unit, thread);
-      if (early) outputs.find_inputs(phase, tokens);
+      const typename Source::Outputs outputs(phase, tokens);
       wait_barrier(sums_full(buffers.slot()), buffers.parity());
-      if (!early) outputs.find_inputs(phase, tokens);
       const Sum* partial = reinterpret_cast<const Sum*>(partials) + buffers.slot() * partial_size;
       const int row_stride = partial_stride<Source>(phase.row_warps);
       const int part_stride = plan.partial_tokens * row_stride;
@@ -413,26 +405,18 @@ struct StreamBlock {
       if (thread % kWarp == 0) arrive(sums_empty(buffers.slot()));
       buffers.advance();
       if (kBlocks && phase.counts >= 0) {
-        if (!(plan.ways & kCheapFences)) __threadfence();
-        publish();
+        publish_global_to_copies();
         sync_adders();
         if (thread == 0) {
           const int part = unit * phase.unit_rows / kCountedColumns;
           int32_t* counter =
               plan.counters + phase.counts + tile * stream_counters(phase.rows) + part;
-          if (plan.ways & kCheapFences) {
-            // What the barrier of the adding threads has made known to this one goes before it.
-            asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
-          } else {
-            __threadfence();
-            atomicAdd(counter, 1);
-          }
+          // What the barrier of the adding threads has made known to this one goes before it.
+          asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
         }
       }
     });
     tell_counted();
-    if (kBlocks && plan.num_counters > 0 && thread < kWarp && !(plan.ways & kLooksAhead))
-      reset_counters();
   }
 
  private:
@@ -459,7 +443,7 @@ struct StreamBlock {
   __device__ int columns_there(const StreamPhase& phase, int tile, int& known) const {
     const int lane = threadIdx.x % kWarp;
     const int counters = stream_counters(phase.cols);
-    if (counters == 1 && (plan.ways & kLooksAhead)) {
+    if (counters == 1) {
       // The last lane looks at this tile, the others at the first ones that are not known.
       known = max(known, phase.awaits);
       const int own = phase.awaits + tile;
@@ -471,7 +455,7 @@ struct StreamBlock {
       const unsigned missing = ~__ballot_sync(0xffffffffu, done);
       known = min(known + __ffs(static_cast<int>(missing | 1u << (kWarp - 1))) - 1, end);
       __syncwarp();
-      if (missing != ~0u) publish();
+      if (missing != ~0u) publish_global_to_copies();
       return missing >> (kWarp - 1) == 0 ? phase.cols : 0;
     }
     int count = 0;
@@ -483,17 +467,10 @@ struct StreamBlock {
     const unsigned missing = ~__ballot_sync(0xffffffffu, done);
     const int parts = missing == 0 ? kWarp : __ffs(static_cast<int>(missing)) - 1;
     __syncwarp();
-    if (parts > 0) publish();
+    if (parts > 0) publish_global_to_copies();
     return min(parts * kCountedColumns, phase.cols);
   }
 
-  __device__ void publish() const {
-    if (plan.ways & kCheapFences) {
-      publish_global_to_copies();
-    } else {
-      publish_to_copies();
-    }
-  }
   static __device__ void sync_adders() {
     asm volatile("bar.sync 1, %0;" ::"n"(kAdderThreads) : "memory");
   }
@@ -576,8 +553,7 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
 // unit later than another one its next.
 inline int most_dealt_units(const StreamPlan& plan, int blocks) {
   const StreamPhase& last = plan.phases[plan.num_phases - 1];
-  if (!(plan.ways & kDealsUnits) || plan.num_phases < 2 || !last.routed || blocks == 0 ||
-      blocks > kMostDealtTo) {
+  if (plan.num_phases < 2 || !last.routed || blocks == 0 || blocks > kMostDealtTo) {
     return 0;
   }
   int spread = 0;
@@ -624,10 +600,9 @@ void launch_stream(Stream& stream, StreamPlan& plan) {
   }
   // The sum of one token's experts is a kernel of one block, which begins beside these: with what
   // it can do ahead of them where it has a multiprocessor of its own.
-  const int spare = plan.experts > 0 && plan.tokens == 1 && (plan.ways & kSparesOne) ? 1 : 0;
+  const int spare = plan.experts > 0 && plan.tokens == 1 ? 1 : 0;
   const int blocks = std::min(units, stream.cuda().num_multiprocessors() - spare);
-  const bool lists = plan.experts > 0 && (plan.ways & kQuickLists);
-  plan.listed_pairs = lists && plan.pairs <= kMostListedPairs ? plan.pairs : 0;
+  plan.listed_pairs = plan.experts > 0 && plan.pairs <= kMostListedPairs ? plan.pairs : 0;
   plan.most_dealt = Source::kDeals ? most_dealt_units(plan, blocks) : 0;
   // No more of them than a block fills once, so that others find room beside a small matrix.
   int needed = 0;

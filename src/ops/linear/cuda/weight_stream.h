@@ -17,19 +17,6 @@ namespace braid::cuda {
 inline constexpr int kStreamPhases = 4;
 inline constexpr int kMostStreamTokens = 32;  // that are worth it
 
-// Parts that BRAID_EXPERTS can name, for measuring with and without them.
-enum StreamWays : int {
-  kScalesWithWeights = 1,
-  kQuickLists = 2,
-  kLooksAhead = 4,
-  kDealsUnits = 8,
-  kEarlyTokenScales = 16,
-  kSmallTiles = 32,
-  kCheapFences = 64,
-  kSparesOne = 128,
-};
-int stream_ways();
-
 // Where a phase finds a matrix, or a stack of them.
 struct StreamMatrix {
   CUtensorMap boxes;     // rows: boxes of unit_rows rows
@@ -62,7 +49,6 @@ struct StreamPhase {
   const int32_t* x_rows;
   const uint16_t* x;
   int64_t x_stride;
-  int ways;
   const float* x_scales;  // of inputs of int8 codes (int8_stream.h), two to an element of x
   float* y;               // [tokens or pairs, rows], or if gated:
   uint16_t* packed;
@@ -100,7 +86,6 @@ struct StreamPlan {
   // Of lists in shared memory: tiles of experts, pairs (0: they are too many), and the units of the
   // last phase that a block may get where they are dealt out by what it had before (0: in turn).
   int most_entries, listed_pairs, most_dealt;
-  int ways;
 
   // Tiles of tokens.
   int most_tiles(bool routed) const;
