@@ -112,10 +112,18 @@ __device__ __forceinline__ void stream_bytes(uint32_t to, const void* from, uint
       : "memory");
 #endif
 }
-// Between ordinary stores, to global memory too, and the copy engine's reads of them.
+// Between ordinary stores, to global memory too, and the copy engine's reads of them. Waits until
+// the whole device can see the stores, which takes a microsecond.
 __device__ __forceinline__ void publish_to_copies() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+// The same between stores to global memory that this thread can see by now (its own, those in front
+// of a barrier, those behind an acquired counter) and later copies; does not wait.
+__device__ __forceinline__ void publish_global_to_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
 }
 

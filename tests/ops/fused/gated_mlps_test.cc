@@ -306,6 +306,25 @@ TEST_P(GatedMlpsTest, TilesMatchReference) {
   }
 }
 
+// Several units of each kind for a block, or none; tokens of one expert that make several tiles.
+TEST_P(GatedMlpsTest, FewTokensOfManyExpertsMatchReference) {
+  if (!on_cuda()) GTEST_SKIP() << "for devices";
+  for (const FormatId format : {FormatId::kBF16, FormatId::kW8C}) {
+    for (const int64_t tokens : {1, 8, 32}) {
+      if (small_tests() && tokens == 32) continue;
+      check({.tokens = tokens,
+             .hidden = random.pick<int64_t>({256, 384}),
+             .dense_width = random.pick<int64_t>({64, 128}),
+             .expert_width = random.pick<int64_t>({64, 128}),
+             .experts = random.pick<int64_t>({131, 260}),
+             .top_k = 10,
+             .joined = random.integer(0, 1) == 1,
+             .format = format});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // Beyond the tokens for which constants choose a pass over the weights, and below those of tiles.
 TEST_P(GatedMlpsTest, PathsByForceMatchReference) {
   for (const FormatId format : {FormatId::kBF16, FormatId::kW4G128, FormatId::kW8C}) {

@@ -32,6 +32,7 @@ bool fits(Stream& stream, const GatedMlpCall& call, bool beside) {
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls) {
   if (stream.cuda().deterministic()) return false;
   StreamPlan plan = stream_plan(products_of(*calls[0].gate, *calls[0].x));
+  const GatedMlpCall& last = calls.back();
   for (const GatedMlpCall& call : calls) {
     const bool beside = calls.size() > 1 && call.groups == nullptr;
     if (!fits(stream, call, beside) || call.gate->format != calls[0].gate->format) return false;
@@ -43,6 +44,10 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     } else {
       plan.tokens = rows;
     }
+    // A block beside experts that is as small as one of them takes little time with any tiles.
+    const bool small =
+        plan.tiles && beside && last.groups != nullptr && call.down->cols() <= last.down->cols();
+    if (small) continue;
     plan.token_tiles = std::max(plan.token_tiles, stream_token_tiles(plan, rows, experts));
   }
   plan.num_counters = 1;  // the first one counts blocks

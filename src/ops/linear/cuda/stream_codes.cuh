@@ -23,6 +23,8 @@ struct CodeSource : TileSource<FormatId::kW8C> {
   using Sum = int32_t;
   static constexpr int kSets = 1;  // few instructions: eight warps keep up
   static constexpr int kBoxColumns = 128;
+  static constexpr bool kBlocks = false, kDeals = false;
+  static constexpr int kTailWarps = 2;
 
   template <int kTokens>
   static __device__ __forceinline__ void bring_inputs(const StreamPhase& phase,
@@ -48,12 +50,13 @@ struct CodeSource : TileSource<FormatId::kW8C> {
    public:
     __device__ Lane(const StreamPhase& phase, const TokenTile& tokens, int, int row_warp,
                     int column_warp, int lane)
-        : count_(tokens.count),
+        : lane_(lane),
+          count_(tokens.count),
           first_unit_(column_warp * kPieceUnits),
           step_units_((kSetWarps >> phase.row_shift) * kPieceUnits),
           tile_units_(phase.tile_units),
           weights_((row_warp * (kSetWarps >> phase.row_shift) + column_warp) * kPieceBytes +
-                   lane * 16) {
+                   row_warp * kTailBytes + lane * 16) {
       const int row = lane % 8, piece = lane / 8;  // of the matrices that a lane points to
       constexpr int kBoxPieces = kBoxColumns / kPieceColumns;
       inputs_ = column_warp / kBoxPieces * 8 * kTokenTiles * kBoxColumns + row * kBoxColumns +
@@ -88,6 +91,12 @@ struct CodeSource : TileSource<FormatId::kW8C> {
         }
       }
     }
+    __device__ void pass_scales(const StreamPhase& phase, uint32_t weights, float* of_rows) const {
+      if (first_unit_ > 0) return;
+      const int units = tile_units_ - (phase.steps - 1) * step_units_;
+      pass_panel_scales(weights + weights_ - lane_ * 16 + units * Layout::kUnitBytes, of_rows,
+                        lane_);
+    }
     __device__ void finish(int32_t (&)[2][kTokenTiles][4]) const {}
 
    private:
@@ -102,21 +111,15 @@ struct CodeSource : TileSource<FormatId::kW8C> {
       return {v.x ^ k128, v.y ^ k128, v.z ^ k128, v.w ^ k128};
     }
 
-    int count_, first_unit_, step_units_, tile_units_;
+    int lane_, count_, first_unit_, step_units_, tile_units_;
     uint32_t weights_, inputs_;
   };
 
-  // The scale of the one row of a thread; a lane has that of one token.
+  // A lane has the scale of one token.
   class Outputs {
    public:
-    __device__ Outputs(const StreamPhase& phase, const TokenTile&, int unit, int thread) {
-      const int row = unit * phase.unit_rows + (thread & (phase.unit_rows - 1));
-      const int64_t at = min(row / kTileRows, phase.panels - 1) * phase.panel_bytes +
-                         int64_t{phase.tile_units} * Layout::kUnitBytes +
-                         (row % 8 * 4 + row % kTileRows / 8) * 4;
-      row_scale_ = __ldg(reinterpret_cast<const float*>(phase.weights.tiles + at));
-    }
-    __device__ void find_inputs(const StreamPhase& phase, const TokenTile& tokens) {
+    static constexpr bool kReadsInputs = true;
+    __device__ Outputs(const StreamPhase& phase, const TokenTile& tokens) {
       const int lane = threadIdx.x % kWarp;
       if (lane < tokens.count) token_scale_ = __ldcg(phase.x_scales + tokens.begin + lane);
     }
@@ -124,12 +127,12 @@ struct CodeSource : TileSource<FormatId::kW8C> {
       return __shfl_sync(0xffffffffu, token_scale_, token);
     }
     // As the CPU scales sums.
-    __device__ float value(int32_t sum, float of_token, bool) const {
-      return __fmul_rn(static_cast<float>(sum), __fmul_rn(of_token, row_scale_));
+    __device__ float value(int32_t sum, float of_token, const float* of_rows, int row) const {
+      return __fmul_rn(static_cast<float>(sum), __fmul_rn(of_token, of_rows[row]));
     }
 
    private:
-    float row_scale_, token_scale_ = 0;
+    float token_scale_ = 0;
   };
 };
 

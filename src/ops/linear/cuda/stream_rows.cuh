@@ -11,6 +11,8 @@ struct RowSource {
   using Sum = float;
   using Outputs = PlainOutputs;
   static constexpr int kSets = 1;
+  static constexpr int kTailBytes = 0, kTailWarps = 0;
+  static constexpr bool kBlocks = true, kDeals = true;
   static constexpr int kRows = 16, kPieceColumns = 64;
   static constexpr int kPieceBytes = kRows * kPieceColumns * 2;
   // Rows of a box of inputs; rows that are copied singly lie 16 bytes further apart, in other

@@ -8,11 +8,35 @@
 
 namespace braid::cuda {
 
+// A panel's scales, from its tail to those of the unit's rows: by a warp.
+__device__ __forceinline__ void pass_panel_scales(uint32_t tail, float* of_rows, int lane) {
+  if (lane % 4 != 0) return;
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(tail + lane / 4 * 16)
+               : "memory");
+  of_rows[lane / 4] = v.x;
+  of_rows[lane / 4 + 8] = v.y;
+  of_rows[lane / 4 + 16] = v.z;
+  of_rows[lane / 4 + 24] = v.w;
+}
+
+// The outputs of rows with one scale each; codes are 64 times too small (tile_units.cuh).
+struct ScaledOutputs : PlainOutputs {
+  using PlainOutputs::PlainOutputs;
+  __device__ float value(float sum, float, const float* of_rows, int row) const {
+    return sum * (of_rows[row] * 64);
+  }
+};
+
 template <FormatId kFormat>
 struct TileSource {
   using Layout = TileLayout<kFormat>;
   using Sum = float;
-  using Outputs = PlainOutputs;
+  static constexpr int kTailBytes = Layout::kGroup == 0 ? kTileRows * 4 : 0, kTailWarps = 4;
+  static constexpr bool kBlocks = true, kDeals = Layout::kGroup == 0;
+  using Outputs = std::conditional_t<(kTailBytes > 0), ScaledOutputs, PlainOutputs>;
   static constexpr int kSets = 2;
   static constexpr int kRows = kTileRows, kPieceColumns = Piece<Layout>::kCols;
   static constexpr int kPieceUnits = Piece<Layout>::kUnits, kPieceBytes = Piece<Layout>::kBytes;
@@ -25,20 +49,27 @@ struct TileSource {
 
   static __device__ __forceinline__ void bring(const StreamPhase& phase, int expert, int unit,
                                                int step, uint32_t to, uint32_t barrier) {
+    bring_panels<kTailBytes>(phase, expert, unit, step, to, barrier);
+  }
+
+  template <int kTail>
+  static __device__ __forceinline__ void bring_panels(const StreamPhase& phase, int expert,
+                                                      int unit, int step, uint32_t to,
+                                                      uint32_t barrier) {
     const int column_warps = kSetWarps >> phase.row_shift;
+    const int panel_bytes = column_warps * kPieceBytes + kTail;  // in the slot
     const int first = step * column_warps * kPieceUnits;
-    const int bytes =
-        min(column_warps * kPieceUnits, phase.tile_units - first) * Layout::kUnitBytes;
+    int bytes = min(column_warps * kPieceUnits, phase.tile_units - first) * Layout::kUnitBytes;
+    if (step == phase.steps - 1) bytes += kTail;
     arrive_and_expect(barrier, bytes * phase.row_warps);
     const int panels = phase.row_warps >> (phase.gated ? 1 : 0);
     const int64_t offset = expert * phase.matrix_bytes + int64_t{first} * Layout::kUnitBytes;
     for (int i = 0; i < panels; ++i) {
       const int panel = min(unit * panels + i, phase.panels - 1);
       const int64_t at = offset + panel * phase.panel_bytes;
-      stream_bytes(to + i * column_warps * kPieceBytes, phase.weights.tiles + at, bytes, barrier);
+      stream_bytes(to + i * panel_bytes, phase.weights.tiles + at, bytes, barrier);
       if (phase.gated) {
-        stream_bytes(to + (panels + i) * column_warps * kPieceBytes, phase.up.tiles + at, bytes,
-                     barrier);
+        stream_bytes(to + (panels + i) * panel_bytes, phase.up.tiles + at, bytes, barrier);
       }
     }
   }
@@ -75,7 +106,7 @@ struct TileSource {
   template <int kTokenTiles>
   class Lane {
    public:
-    __device__ Lane(const StreamPhase& phase, const TokenTile& tokens, int unit, int row_warp,
+    __device__ Lane(const StreamPhase& phase, const TokenTile& tokens, int, int row_warp,
                     int column_warp, int lane)
         : lane_(lane),
           column_warp_(column_warp),
@@ -84,22 +115,11 @@ struct TileSource {
       const bool boxed = phase.x_rows == nullptr;
       chunk_bytes_ = boxed ? phase.box_tokens * kChunkBytes : kChunkBytes;
       const int token_bytes = boxed ? kChunkBytes : step_columns(phase) * 2 + kRowGap;
-      weights_ = (row_warp * column_warps_ + column_warp) * kPieceBytes;
+      weights_ = (row_warp * column_warps_ + column_warp) * kPieceBytes + row_warp * kTailBytes;
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
         inputs_[t] = column_warp * (kPieceColumns / kUnitColumns) * chunk_bytes_ +
                      min(8 * t + lane / 4, tokens.count - 1) * token_bytes + lane % 4 * 16;
-      }
-      if constexpr (Layout::kGroup == 0) {
-        // Behind the last unit of the panel.
-        const int panels = phase.row_warps >> (phase.gated ? 1 : 0);
-        const bool up = row_warp >= panels;
-        const int panel = min(unit * panels + row_warp - (up ? panels : 0), phase.panels - 1);
-        const uint8_t* of_panel = (up ? phase.up.tiles : phase.weights.tiles) +
-                                  tokens.expert * phase.matrix_bytes + panel * phase.panel_bytes;
-        row_scales_ = __ldg(reinterpret_cast<const float4*>(of_panel + int64_t{phase.tile_units} *
-                                                                           Layout::kUnitBytes) +
-                            lane / 4);
       }
     }
 
@@ -119,15 +139,21 @@ struct TileSource {
       }
     }
 
+    __device__ void pass_scales(const StreamPhase& phase, uint32_t weights, float* of_rows) const {
+      if (column_warp_ > 0) return;
+      const int units = tile_units_ - (phase.steps - 1) * column_warps_ * kPieceUnits;
+      pass_panel_scales(weights + weights_ + units * Layout::kUnitBytes, of_rows, lane_);
+    }
+
+    // Rows with one scale are scaled where their sums are added up.
     __device__ void finish(float (&sums)[2][kTokenTiles][4]) const {
-      const float of_rows[4] = {row_scales_.x, row_scales_.y, row_scales_.z, row_scales_.w};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            sums[half][t][k] *= Layout::kGroup == 0 ? of_rows[2 * half + k / 2] * 64 : 64;
+            if (kTailBytes == 0) sums[half][t][k] *= 64;
           }
         }
       }
@@ -141,7 +167,6 @@ struct TileSource {
     int lane_, column_warp_, column_warps_, tile_units_;
     int chunk_bytes_;
     uint32_t weights_, inputs_[kTokenTiles];
-    float4 row_scales_;
   };
 };
 

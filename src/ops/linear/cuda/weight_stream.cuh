@@ -6,15 +6,19 @@
 //   kSets · 8 warps multiply, each kRows rows × kPieceColumns columns at a time; sets take turns
 //   in the slots of the ring, of which there are as many for each
 //   kPieceBytes: of what a warp takes of a slot of the ring
+//   kBlocks: whether there may be experts and gated blocks, not only single matrices
+//   kDeals: whether units may be dealt out by what blocks had before (the code takes registers)
+//   kTailBytes: behind the last of a panel's pieces, its rows' scales; or 0. kTailWarps: the most
+//   row warps of phases with those
 //   step_columns(phase)
 //   bring(phase, expert, unit, step, to, barrier): by one lane; announces the bytes itself
 //   bring_inputs(phase, tokens, step, row, to, barrier): by the lanes of a warp, likewise; row: of
 //   this lane's token, where the phase copies rows
 //   Lane<token tiles>(phase, tokens, unit, row warp, column warp, lane)
-//     .multiply(step, weights, inputs, sums), .finish(sums); sums of type Sum
-//   Outputs(phase, tokens, unit, thread), of an adding thread, which has outputs of one row
-//     .find_inputs(phase, tokens), once inputs are there; .of_token(token), by whole warps;
-//     .value(sum, of token, whether of the up rows)
+//     .multiply(step, weights, inputs, sums), .finish(sums); sums of type Sum; with tails
+//     .pass_scales(phase, weights, to), of the last step, of a row warp's rows
+//   Outputs(phase, tokens), of an adding thread, once inputs are there if it kReadsInputs
+//     .of_token(token), by whole warps; .value(sum, of token, scales of the unit's rows, row)
 //
 // and on the host input_bytes(phase, tokens of a box), for a slot of the ring.
 
@@ -24,6 +28,7 @@
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
+#include "ops/linear/cuda/dealt_units.cuh"
 #include "ops/linear/cuda/ring.cuh"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/weight_stream.h"
@@ -43,17 +48,26 @@ struct TokenTile {
 // Units whose sums lie in shared memory until they are added up: that takes less time than the
 // products of the next one.
 inline constexpr int kStreamBuffers = 1;
+inline constexpr int kMostAdders = 4;
+// Pairs of an expert and a token whose tokens are listed in shared memory, too.
+inline constexpr int kMostListedPairs = 1024;
 
 struct StreamBarriers {
   uint64_t full[kMostSlots], empty[kMostSlots];
   uint64_t sums_full[kStreamBuffers], sums_empty[kStreamBuffers];
-  uint64_t listed;
+  uint64_t listed, dealt, counted;
   int num_listed;
+  int warp_tiles[kMostAdders];
 };
 
 template <typename Source>
 __host__ __device__ constexpr int slot_bytes() {
-  return kSetWarps * Source::kPieceBytes;
+  return kSetWarps * Source::kPieceBytes + Source::kTailWarps * Source::kTailBytes;
+}
+// Of the ring's weights; boxes of inputs follow.
+template <typename Source>
+__host__ __device__ constexpr int ring_bytes(int slots) {
+  return (slots * slot_bytes<Source>() + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment;
 }
 // Sums of a unit, in floats: [sets][column warps][tokens][rows].
 template <typename Source>
@@ -64,13 +78,18 @@ template <typename Source>
 __host__ __device__ constexpr int partial_floats(int row_warps, int tokens) {
   return Source::kSets * kSetWarps / row_warps * tokens * partial_stride<Source>(row_warps);
 }
+// Behind those, scales of the rows of a unit and of the next one.
+template <typename Source>
+__host__ __device__ constexpr int scale_floats(int row_warps) {
+  return Source::kTailBytes > 0 ? 2 * Source::kRows * row_warps : 0;
+}
 
 // For sources whose sums are the outputs.
 struct PlainOutputs {
-  __device__ PlainOutputs(const StreamPhase&, const TokenTile&, int, int) {}
-  __device__ void find_inputs(const StreamPhase&, const TokenTile&) {}
+  static constexpr bool kReadsInputs = false;
+  __device__ PlainOutputs(const StreamPhase&, const TokenTile&) {}
   __device__ float of_token(int) const { return 1; }
-  __device__ float value(float sum, float, bool) const { return sum; }
+  __device__ float value(float sum, float, const float*, int) const { return sum; }
 };
 
 template <typename Source, int kTokenTiles>
@@ -79,8 +98,9 @@ struct StreamBlock {
   static constexpr int kMultipliers = Source::kSets * kSetWarps;
   // One warp brings weights, one inputs; the last ones, of which the first finds out who the
   // experts are, add up and store what the multiplying warps leave of a unit, while those go on.
-  static constexpr int kAdders = Source::kSets > 1 && kTokenTiles > 1 ? 2 : 4;
+  static constexpr int kAdders = Source::kSets > 1 && kTokenTiles > 1 ? 2 : kMostAdders;
   using Sum = typename Source::Sum;
+  static constexpr bool kBlocks = Source::kBlocks;
   static constexpr int kAdderThreads = kAdders * kWarp;
   static constexpr int kWeightWarp = kMultipliers, kInputWarp = kMultipliers + 1,
                        kFirstAdder = kMultipliers + 2;
@@ -89,9 +109,11 @@ struct StreamBlock {
   const StreamPlan& plan;
   StreamBarriers& barriers;
   TokenTile* list;
+  int32_t* pair_tokens;      // [listed pairs]
+  int32_t* dealt;            // [most dealt], ends with a number that no unit has; then [blocks]
   uint32_t weights, inputs;  // of the ring's first slot
   float* partials;
-  int partial_size;
+  int partial_size, scales_size;  // in floats
 
   __device__ uint32_t full(int slot) const { return shared_address(&barriers.full[slot]); }
   __device__ uint32_t empty(int slot) const { return shared_address(&barriers.empty[slot]); }
@@ -103,31 +125,52 @@ struct StreamBlock {
     for (int p = 0; p < plan.num_phases; ++p) {
       const StreamPhase& phase = plan.phases[p];
       int tiles = (plan.tokens + kTokens - 1) / kTokens;
-      if (phase.routed) {
+      if (kBlocks && phase.routed) {
         wait_barrier(shared_address(&barriers.listed), 0);
         tiles = barriers.num_listed;
       }
       const int units = phase.units();
-      for (; next < tiles * units; next += gridDim.x) {
+      int at = -1;  // in the list of what this block was dealt
+      if constexpr (Source::kDeals) {
+        if (plan.most_dealt > 0 && p == plan.num_phases - 1) {
+          wait_barrier(shared_address(&barriers.dealt), 0);
+          next = dealt[at = 0];
+        }
+      }
+      while (next < tiles * units) {
         const int tile = next < units ? 0 : next / units;
         const TokenTile tokens =
-            phase.routed
+            kBlocks && phase.routed
                 ? list[tile]
                 : TokenTile{0, static_cast<uint16_t>(min(kTokens, plan.tokens - tile * kTokens)),
                             tile * kTokens};
         run(phase, tile, tokens, next - tile * units);
+        next = !Source::kDeals || at < 0 ? next + static_cast<int>(gridDim.x) : dealt[++at];
       }
       next -= tiles * units;
     }
   }
 
+  // By all adding threads: who the experts are, and the tokens of pairs.
   __device__ void list_experts() {
+    const int thread = threadIdx.x - kFirstAdder * kWarp;
+    const int lane = thread % kWarp, warp = thread / kWarp;
+    const int each = (plan.experts + kAdderThreads - 1) / kAdderThreads;
+    const int first = min(thread * each, plan.experts), last = min(first + each, plan.experts);
     wait_for_inputs();
-    const int lane = threadIdx.x % kWarp;
-    const int each = (plan.experts + kWarp - 1) / kWarp;
-    const int first = min(lane * each, plan.experts), last = min(first + each, plan.experts);
+    if (plan.listed_pairs > 0) {
+      const int32_t* rows = nullptr;
+      for (int p = 0; p < plan.num_phases; ++p) {
+        if (plan.phases[p].x_rows != nullptr) rows = plan.phases[p].x_rows;
+      }
+#pragma unroll 1
+      for (int i = thread; rows != nullptr && i < plan.listed_pairs; i += kAdderThreads) {
+        copy4_async(shared_address(pair_tokens + i), rows + i, true);
+      }
+      commit_copies();
+    }
     // Loads do not wait for each other.
-    constexpr int kAtOnce = 8;
+    constexpr int kAtOnce = 4;
     const auto for_each_expert = [&](const auto& run) {
 #pragma unroll 1
       for (int e = first; e < last; e += kAtOnce) {
@@ -149,6 +192,10 @@ struct StreamBlock {
       const int other = __shfl_up_sync(0xffffffffu, through, distance);
       if (lane >= distance) through += other;
     }
+    if (lane == kWarp - 1) barriers.warp_tiles[warp] = through;
+    sync_adders();
+#pragma unroll
+    for (int w = 0; w < kAdders; ++w) through += w < warp ? barriers.warp_tiles[w] : 0;
     int at = through - tiles;
     for_each_expert([&](int e, int begin, int end) {
 #pragma unroll 1
@@ -157,9 +204,41 @@ struct StreamBlock {
                       begin};
       }
     });
-    if (lane == kWarp - 1) barriers.num_listed = through;
+    if (thread == kAdderThreads - 1) barriers.num_listed = through;
+    wait_for_copies<0>();
     __syncwarp();
     if (lane == 0) arrive(shared_address(&barriers.listed));
+  }
+
+  // By the first adding warp, once experts are listed: the units of the last phase, by the steps of
+  // the phases before. A block that waits for others' results has its first weights there, whenever
+  // it was done before; so no block counts as further ahead than its ring holds if the experts'
+  // units before those are one round.
+  __device__ void deal_last_phase() {
+    const int lane = threadIdx.x % kWarp, blocks = static_cast<int>(gridDim.x);
+    wait_barrier(shared_address(&barriers.listed), 0);
+    const auto units_of = [&](const StreamPhase& phase) {
+      const int tiles = phase.routed ? barriers.num_listed : (plan.tokens + kTokens - 1) / kTokens;
+      return tiles * phase.units();
+    };
+    int32_t* loads = dealt + plan.most_dealt;
+#pragma unroll 1
+    for (int b = lane; b < blocks; b += kWarp) loads[b] = 0;
+    int start = 0, most = 0;
+    bool one_round = true;
+#pragma unroll 1
+    for (int p = 0; p < plan.num_phases - 1; ++p) {
+      const StreamPhase& phase = plan.phases[p];
+      const int units = units_of(phase);
+      if (phase.routed) one_round = units <= blocks;
+      most = add_turns(loads, blocks, start, units, phase.steps + 1);
+      start = (start + units) % blocks;
+    }
+    const int least = one_round ? __reduce_max_sync(0xffffffffu, most) - plan.slots : 0;
+    const StreamPhase& last = plan.phases[plan.num_phases - 1];
+    deal_units(loads, blocks, static_cast<int>(blockIdx.x), least, units_of(last), last.steps + 1,
+               dealt, plan.most_dealt);
+    if (lane == 0) arrive(shared_address(&barriers.dealt));
   }
 
   __device__ void bring_weights() {
@@ -178,29 +257,40 @@ struct StreamBlock {
     const int lane = threadIdx.x % kWarp;
     Ring ring(plan.slots);
     bool waited = false;
-    publish_to_copies();
+    int known = 0;  // see columns_there()
+    if (lane < plan.num_phases) prefetch_map(&plan.phases[lane].inputs);
+    publish_global_to_copies();
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int) {
       if (!waited && !phase.early) {
         wait_for_inputs();
-        publish_to_copies();
+        publish_global_to_copies();
         waited = true;
       }
       const uint16_t* row = nullptr;
-      if (phase.x_rows != nullptr && lane < tokens.count) {
-        row = phase.x + phase.x_rows[tokens.begin + lane] * phase.x_stride;
+      if (kBlocks && phase.x_rows != nullptr && lane < tokens.count) {
+        const int pair = tokens.begin + lane;
+        const int32_t token = plan.listed_pairs > 0 ? pair_tokens[pair] : phase.x_rows[pair];
+        row = phase.x + token * phase.x_stride;
       }
       int there = 0;  // columns of the inputs
       for (int step = 0; step < phase.steps; ++step, ring.advance()) {
         wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
-        if (phase.awaits >= 0 && there < phase.cols) {
+        if (kBlocks && phase.awaits >= 0 && there < phase.cols) {
           const int end = min((step + 1) * Source::step_columns(phase), phase.cols);
-          while (there < end) there = columns_there(phase, tile);
+          while (there < end) there = columns_there(phase, tile, known);
         }
         Source::template bring_inputs<kTokens>(
             phase, tokens, step, row, inputs + ring.slot() * plan.slot_inputs, full(ring.slot()));
       }
     });
     if (!waited) wait_for_inputs();
+    if (kBlocks && plan.num_counters > 0) {
+      // This block looks at no counter any more, and once it has counted all that it makes it
+      // counts itself; not at its end, which that would put off.
+      wait_barrier(shared_address(&barriers.counted), 0);
+      __threadfence();
+      reset_counters();
+    }
   }
 
   __device__ void multiply() {
@@ -223,6 +313,12 @@ struct StreamBlock {
         wait_barrier(full(ring.slot()), ring.parity());
         own.multiply(step, weights + ring.slot() * slot_bytes<Source>(),
                      inputs + ring.slot() * plan.slot_inputs, sums);
+        if constexpr (Source::kTailBytes > 0) {
+          if (step == phase.steps - 1) {
+            own.pass_scales(phase, weights + ring.slot() * slot_bytes<Source>(),
+                            scales_of(buffers) + row_warp * Source::kRows);
+          }
+        }
         __syncwarp();
         if (lane == 0) arrive(empty(ring.slot()));
       }
@@ -257,14 +353,21 @@ struct StreamBlock {
   __device__ void add_up() {
     const int thread = threadIdx.x - kFirstAdder * kWarp;
     Ring buffers(kStreamBuffers);
+    bool counted = false;
+    const auto tell_counted = [&] {
+      if (!counted && thread % kWarp == 0) arrive(shared_address(&barriers.counted));
+      counted = true;
+    };
+    if constexpr (Source::Outputs::kReadsInputs) wait_for_inputs();
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit) {
-      typename Source::Outputs outputs(phase, tokens, unit, thread);
+      if (phase.counts < 0) tell_counted();
+      const typename Source::Outputs outputs(phase, tokens);
       wait_barrier(sums_full(buffers.slot()), buffers.parity());
-      outputs.find_inputs(phase, tokens);
       const Sum* partial = reinterpret_cast<const Sum*>(partials) + buffers.slot() * partial_size;
       const int row_stride = partial_stride<Source>(phase.row_warps);
       const int part_stride = plan.partial_tokens * row_stride;
       const int parts = kMultipliers >> phase.row_shift;
+      const float* scales = scales_of(buffers);
       const int shift = kRowShift + phase.row_shift, rows = 1 << shift;
       const auto sum_of = [&](int token, int row) {
         const Sum* at = partial + token * row_stride + row;
@@ -273,7 +376,7 @@ struct StreamBlock {
         for (int k = 0; k < parts; ++k, at += part_stride) sum += *at;
         return sum;
       };
-      if (!phase.gated) {
+      if (!kBlocks || !phase.gated) {
         const int first_row = unit << shift;
 #pragma unroll 1
         for (int i = thread; i < tokens.count << shift; i += kAdderThreads) {
@@ -281,7 +384,7 @@ struct StreamBlock {
           const float of_token = outputs.of_token(token);
           if (first_row + row < phase.rows) {
             phase.y[(tokens.begin + token) * phase.out_stride + first_row + row] =
-                outputs.value(sum_of(token, row), of_token, false);
+                outputs.value(sum_of(token, row), of_token, scales, row);
           }
         }
       } else {
@@ -291,8 +394,8 @@ struct StreamBlock {
           const int token = i >> (shift - 1), row = i & (half - 1);
           const float of_token = outputs.of_token(token);
           if (first_row + row >= phase.rows) continue;
-          const float gate = outputs.value(sum_of(token, row), of_token, false);
-          const float up = outputs.value(sum_of(token, half + row), of_token, true);
+          const float gate = outputs.value(sum_of(token, row), of_token, scales, row);
+          const float up = outputs.value(sum_of(token, half + row), of_token, scales, half + row);
           const float active = phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
           phase.packed[(tokens.begin + token) * phase.out_stride + first_row + row] =
               static_cast<uint16_t>(pack_bfloat16(active * up, 0));
@@ -301,42 +404,70 @@ struct StreamBlock {
       __syncwarp();
       if (thread % kWarp == 0) arrive(sums_empty(buffers.slot()));
       buffers.advance();
-      if (phase.counts >= 0) {
-        __threadfence();
-        publish_to_copies();
+      if (kBlocks && phase.counts >= 0) {
+        publish_global_to_copies();
         sync_adders();
         if (thread == 0) {
-          __threadfence();
           const int part = unit * phase.unit_rows / kCountedColumns;
-          atomicAdd(plan.counters + phase.counts + tile * stream_counters(phase.rows) + part, 1);
+          int32_t* counter =
+              plan.counters + phase.counts + tile * stream_counters(phase.rows) + part;
+          // What the barrier of the adding threads has made known to this one goes before it.
+          asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
         }
       }
     });
-    if (plan.num_counters > 0 && thread < kWarp) reset_counters();
+    tell_counted();
   }
 
  private:
   static constexpr int kSetShift = 3, kRowShift = Source::kRows == 16 ? 4 : 5;
   static_assert(kSetWarps == 1 << kSetShift && Source::kRows == 1 << kRowShift);
 
+  // Scales of a unit's rows: they come while the sums of the one before may still be added up.
+  __device__ float* scales_of(const Ring& buffers) const {
+    static_assert(kStreamBuffers == 1);
+    return partials + partial_size + buffers.parity() * (scales_size / 2);
+  }
+
   __device__ uint32_t sums_full(int i) const { return shared_address(&barriers.sums_full[i]); }
   __device__ uint32_t sums_empty(int i) const { return shared_address(&barriers.sums_empty[i]); }
 
-  // How many of the first columns of the inputs there are; up to 32 counters.
-  __device__ int columns_there(const StreamPhase& phase, int tile) const {
+  static __device__ __forceinline__ int counter_of(const int32_t* counter) {
+    int count;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+    return count;
+  }
+
+  // How many of the first columns of the inputs there are; up to 32 counters. known: of phases
+  // whose tiles have one counter each, the ones from the phase's first to here are complete.
+  __device__ int columns_there(const StreamPhase& phase, int tile, int& known) const {
     const int lane = threadIdx.x % kWarp;
     const int counters = stream_counters(phase.cols);
+    if (counters == 1) {
+      // The last lane looks at this tile, the others at the first ones that are not known.
+      known = max(known, phase.awaits);
+      const int own = phase.awaits + tile;
+      if (own < known) return phase.cols;
+      const int tiles = phase.routed ? barriers.num_listed : (plan.tokens + kTokens - 1) / kTokens;
+      const int end = phase.awaits + tiles;
+      const int looked = lane == kWarp - 1 ? own : min(known + lane, end - 1);
+      const bool done = counter_of(plan.counters + looked) * phase.awaited_unit_rows >= phase.cols;
+      const unsigned missing = ~__ballot_sync(0xffffffffu, done);
+      known = min(known + __ffs(static_cast<int>(missing | 1u << (kWarp - 1))) - 1, end);
+      __syncwarp();
+      if (missing != ~0u) publish_global_to_copies();
+      return missing >> (kWarp - 1) == 0 ? phase.cols : 0;
+    }
     int count = 0;
     if (lane < counters) {
-      const int32_t* counter = plan.counters + phase.awaits + tile * counters + lane;
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+      count = counter_of(plan.counters + phase.awaits + tile * counters + lane);
     }
     const int columns = min(kCountedColumns, phase.cols - lane * kCountedColumns);
     const bool done = lane < counters && count * phase.awaited_unit_rows >= columns;
     const unsigned missing = ~__ballot_sync(0xffffffffu, done);
     const int parts = missing == 0 ? kWarp : __ffs(static_cast<int>(missing)) - 1;
     __syncwarp();
-    if (parts > 0) publish_to_copies();
+    if (parts > 0) publish_global_to_copies();
     return min(parts * kCountedColumns, phase.cols);
   }
 
@@ -364,20 +495,27 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   __shared__ StreamBarriers barriers;
   extern __shared__ unsigned char unaligned[];
   unsigned char* ring = unaligned + (-shared_address(unaligned) & (kBoxAlignment - 1));
-  unsigned char* inputs = ring + plan.slots * slot_bytes<Source>();
+  unsigned char* inputs = ring + ring_bytes<Source>(plan.slots);
   auto* partials = reinterpret_cast<float*>(inputs + plan.slots * plan.slot_inputs);
-  int partial_size = 0;
+  int partial_size = 0, scales_size = 0;
   for (int p = 0; p < plan.num_phases; ++p) {
     partial_size =
         max(partial_size, partial_floats<Source>(plan.phases[p].row_warps, plan.partial_tokens));
+    scales_size = max(scales_size, scale_floats<Source>(plan.phases[p].row_warps));
   }
+  auto* entries =
+      reinterpret_cast<TokenTile*>(partials + kStreamBuffers * partial_size + scales_size);
+  auto* words = reinterpret_cast<int32_t*>(entries + plan.most_entries);
   Block block{plan,
               barriers,
-              reinterpret_cast<TokenTile*>(partials + kStreamBuffers * partial_size),
+              entries,
+              words,
+              words + plan.listed_pairs,
               shared_address(ring),
               shared_address(inputs),
               partials,
-              partial_size};
+              partial_size,
+              scales_size};
   const int warp = threadIdx.x / kWarp;
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < plan.slots; ++slot) {
@@ -388,7 +526,9 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
       init_barrier(shared_address(&barriers.sums_full[i]), Block::kMultipliers);
       init_barrier(shared_address(&barriers.sums_empty[i]), Block::kAdders);
     }
-    init_barrier(shared_address(&barriers.listed), 1);
+    init_barrier(shared_address(&barriers.listed), Block::kAdders);
+    init_barrier(shared_address(&barriers.dealt), 1);
+    init_barrier(shared_address(&barriers.counted), Block::kAdders);
     publish_barriers();
   }
   __syncthreads();
@@ -397,7 +537,10 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   } else if (warp == Block::kInputWarp) {
     block.bring_inputs();
   } else if (warp >= Block::kFirstAdder) {
-    if (warp == Block::kFirstAdder && plan.experts > 0) block.list_experts();
+    if (Block::kBlocks && plan.experts > 0) block.list_experts();
+    if constexpr (Source::kDeals) {
+      if (warp == Block::kFirstAdder && plan.most_dealt > 0) block.deal_last_phase();
+    }
     block.add_up();
   } else {
     block.multiply();
@@ -405,18 +548,35 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
 #endif
 }
 
+// The most units of the last phase that a block may get, where they are dealt out by what it had
+// before; 0: they are not. Of blocks whose steps before differ by `spread`, none begins its last
+// unit later than another one its next.
+inline int most_dealt_units(const StreamPlan& plan, int blocks) {
+  const StreamPhase& last = plan.phases[plan.num_phases - 1];
+  if (plan.num_phases < 2 || !last.routed || blocks == 0 || blocks > kMostDealtTo) {
+    return 0;
+  }
+  int spread = 0;
+  for (int p = 0; p < plan.num_phases - 1; ++p) spread += plan.phases[p].steps + 1;
+  return plan.most_tiles(true) * last.units() / blocks + spread / (last.steps + 1) + 3;
+}
+
 // Shared memory of a block: what leaves room for the small kernels that come next.
 inline constexpr int kStreamBlockBytes = 200 << 10;
 
 template <typename Source>
 size_t stream_block_bytes(const StreamPlan& plan, int slots) {
-  int partial = 0;
+  int partial = 0, scales = 0;
   for (int p = 0; p < plan.num_phases; ++p) {
     partial =
         std::max(partial, partial_floats<Source>(plan.phases[p].row_warps, plan.partial_tokens));
+    scales = std::max(scales, scale_floats<Source>(plan.phases[p].row_warps));
   }
-  return kBoxAlignment + static_cast<size_t>(slots) * (slot_bytes<Source>() + plan.slot_inputs) +
-         kStreamBuffers * partial * sizeof(float) + plan.most_entries * sizeof(TokenTile);
+  return kBoxAlignment + ring_bytes<Source>(slots) + static_cast<size_t>(slots) * plan.slot_inputs +
+         (kStreamBuffers * partial + scales) * sizeof(float) +
+         plan.most_entries * sizeof(TokenTile) +
+         (plan.listed_pairs + (plan.most_dealt > 0 ? plan.most_dealt + kMostDealtTo : 0)) *
+             sizeof(int32_t);
 }
 
 template <typename Source, int kTokenTiles>
@@ -433,10 +593,17 @@ void launch_stream(Stream& stream, StreamPlan& plan) {
   plan.partial_tokens = plan.experts > 0 ? Block::kTokens : std::min(Block::kTokens, plan.tokens);
   for (int p = 0; p < plan.num_phases; ++p) {
     const StreamPhase& phase = plan.phases[p];
+    BRAID_CHECK(Source::kTailBytes == 0 || phase.row_warps <= Source::kTailWarps, "{} row warps",
+                phase.row_warps);
     plan.slot_inputs = std::max(plan.slot_inputs, Source::input_bytes(phase, Block::kTokens));
     units = std::max(units, plan.most_tiles(phase.routed) * phase.units());
   }
-  const int blocks = std::min(units, stream.cuda().num_multiprocessors());
+  // The sum of one token's experts is a kernel of one block, which begins beside these: with what
+  // it can do ahead of them where it has a multiprocessor of its own.
+  const int spare = plan.experts > 0 && plan.tokens == 1 ? 1 : 0;
+  const int blocks = std::min(units, stream.cuda().num_multiprocessors() - spare);
+  plan.listed_pairs = plan.experts > 0 && plan.pairs <= kMostListedPairs ? plan.pairs : 0;
+  plan.most_dealt = Source::kDeals ? most_dealt_units(plan, blocks) : 0;
   // No more of them than a block fills once, so that others find room beside a small matrix.
   int needed = 0;
   for (int p = 0; p < plan.num_phases; ++p) {

@@ -83,7 +83,9 @@ struct StreamPlan {
   int slots;           // of the ring
   int slot_inputs;     // bytes
   int partial_tokens;  // whose sums have room in shared memory
-  int most_entries;
+  // Of lists in shared memory: tiles of experts, pairs (0: they are too many), and the units of the
+  // last phase that a block may get where they are dealt out by what it had before (0: in turn).
+  int most_entries, listed_pairs, most_dealt;
 
   // Tiles of tokens.
   int most_tiles(bool routed) const;
