@@ -296,39 +296,37 @@ struct StreamBlock {
   __device__ void multiply() {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int set = warp / kSetWarps;
-    Ring ring(plan.slots), buffers(kStreamBuffers);
+    Ring ring(plan.slots / Source::kSets), buffers(kStreamBuffers);  // the set's slots
+    int first_set = 0;  // that has the first step of a unit
     for_each_unit([&](const StreamPhase& phase, int, const TokenTile& tokens, int unit) {
       const int row_warp = warp & (phase.row_warps - 1);
       const int column_warp = warp % kSetWarps >> phase.row_shift;
       typename Source::template Lane<kTokenTiles> own(phase, tokens, unit, row_warp, column_warp,
                                                       lane);
       Sum sums[Source::kRows / 16][kTokenTiles][4] = {};
-      const int first_turn = ring.slot() % Source::kSets;
-      int turn = first_turn;
+      const int first_step = (set - first_set + Source::kSets) % Source::kSets;
+      first_set = (first_set + phase.steps) % Source::kSets;
 #pragma unroll 1
-      for (int step = 0; step < phase.steps; ++step, ring.advance()) {
-        const bool own_turn = turn == set;
-        if (++turn == Source::kSets) turn = 0;
-        if (!own_turn) continue;
-        wait_barrier(full(ring.slot()), ring.parity());
-        own.multiply(step, weights + ring.slot() * slot_bytes<Source>(),
-                     inputs + ring.slot() * plan.slot_inputs, sums);
+      for (int step = first_step; step < phase.steps; step += Source::kSets, ring.advance()) {
+        const int slot = ring.slot() * Source::kSets + set;
+        wait_barrier(full(slot), ring.parity());
+        own.multiply(step, weights + slot * slot_bytes<Source>(), inputs + slot * plan.slot_inputs,
+                     sums);
         if constexpr (Source::kTailBytes > 0) {
           if (step == phase.steps - 1) {
-            own.pass_scales(phase, weights + ring.slot() * slot_bytes<Source>(),
+            own.pass_scales(phase, weights + slot * slot_bytes<Source>(),
                             scales_of(buffers) + row_warp * Source::kRows);
           }
         }
         __syncwarp();
-        if (lane == 0) arrive(empty(ring.slot()));
+        if (lane == 0) arrive(empty(slot));
       }
       own.finish(sums);
 
       wait_barrier(sums_empty(buffers.slot()), buffers.parity() ^ 1);
       const int row_stride = partial_stride<Source>(phase.row_warps);
       // By the steps of a unit, wherever in the ring they are.
-      const int turn_of_set = (set - first_turn + Source::kSets) % Source::kSets;
-      const int part = (turn_of_set << (kSetShift - phase.row_shift)) + column_warp;
+      const int part = (first_step << (kSetShift - phase.row_shift)) + column_warp;
       Sum* own_part = reinterpret_cast<Sum*>(partials) + buffers.slot() * partial_size +
                       part * plan.partial_tokens * row_stride + row_warp * Source::kRows + lane / 4;
 #pragma unroll
