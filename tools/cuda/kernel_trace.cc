@@ -1,9 +1,10 @@
 // Prints where the time of a CUDA program's kernels goes, those in graphs included, without the
 // program's help. Build it as a library and let the driver load it:
 //
-//   g++ -std=c++20 -O2 -shared -fPIC kernel_trace.cc -o kernel_trace.so -I$CUDA/include
-//   -L$CUDA/lib64 -lcupti CUDA_INJECTION64_PATH=$PWD/kernel_trace.so braid bench MODEL --device
-//   cuda ...
+// clang-format off
+//   g++ -std=c++20 -O2 -shared -fPIC kernel_trace.cc -o kernel_trace.so -I$CUDA/include -L$CUDA/lib64 -lcupti
+//   CUDA_INJECTION64_PATH=$PWD/kernel_trace.so braid bench MODEL --device cuda ...
+// clang-format on
 //
 // At exit, on stderr: by kernel, how often, its time and the idle time in front of it (negative
 // where it began while the one before it was still running), over the second half of the run, so
