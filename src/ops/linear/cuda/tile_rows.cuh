@@ -56,21 +56,14 @@ __device__ __forceinline__ uint32_t multiply_add_pair(uint32_t a, uint32_t b, ui
   return d;
 }
 
-// Eight 4-bit codes of a row as pairs of columns 2 i and 2 i + 1, alone in 16 bits; odd pairs four
-// bits further up.
-__device__ __forceinline__ void take_nibbles(uint32_t word, uint32_t (&w)[4]) {
-  const uint32_t upper = word >> 8;
-  w[0] = word & 0x000f000f;
-  w[1] = word & 0x00f000f0;
-  w[2] = upper & 0x000f000f;
-  w[3] = upper & 0x00f000f0;
-}
-// The same as numbers (code − zero) / 64.
+// Eight 4-bit codes of a row as pairs (code − zero) / 64, of columns 2 i and 2 i + 1.
 __device__ __forceinline__ void spread_nibbles(uint32_t word, uint32_t zero, uint32_t (&w)[4]) {
   constexpr uint32_t kUp127 = 0x7f007f00, kUp123 = 0x7d007d00;  // 2^127, 2^123
-  take_nibbles(word, w);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) w[i] = multiply_add_pair(w[i], i % 2 == 0 ? kUp127 : kUp123, zero);
+  const uint32_t upper = word >> 8;
+  w[0] = multiply_add_pair(word & 0x000f000f, kUp127, zero);
+  w[1] = multiply_add_pair(word & 0x00f000f0, kUp123, zero);
+  w[2] = multiply_add_pair(upper & 0x000f000f, kUp127, zero);
+  w[3] = multiply_add_pair(upper & 0x00f000f0, kUp123, zero);
 }
 // Four 8-bit codes, 128 too large, likewise.
 __device__ __forceinline__ void spread_bytes(uint32_t word, uint32_t& low, uint32_t& high) {

@@ -66,28 +66,6 @@ struct UnitCodes {
       spread_bytes(i % 2 == 0 ? v.y : v.w, w[2], w[3]);
     }
   }
-  // The same, of 4 bits, as they are.
-  __device__ __forceinline__ void take(int chunk, int i, uint32_t (&w)[4]) const {
-    const uint4& v = codes[chunk / 2][i / 2];
-    take_nibbles(chunk % 2 == 0 ? (i % 2 == 0 ? v.x : v.y) : (i % 2 == 0 ? v.z : v.w), w);
-  }
-
-  // Adds the products of a group, scaled.
-  template <int kTokenTiles>
-  __device__ __forceinline__ void scale_products(int g, const float (&products)[2][kTokenTiles][4],
-                                                 float (&sums)[2][kTokenTiles][4]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float low = scale(g, 2 * half), high = scale(g, 2 * half + 1);
-#pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
-        sums[half][t][0] = fmaf(low, products[half][t][0], sums[half][t][0]);
-        sums[half][t][1] = fmaf(low, products[half][t][1], sums[half][t][1]);
-        sums[half][t][2] = fmaf(high, products[half][t][2], sums[half][t][2]);
-        sums[half][t][3] = fmaf(high, products[half][t][3], sums[half][t][3]);
-      }
-    }
-  }
 };
 
 // Adds a unit's products to the sums of a panel. inputs + offset: of a lane's tokens at the unit's
@@ -126,7 +104,19 @@ __device__ __forceinline__ void multiply_unit(const UnitCodes<Layout>& unit,
         }
       }
     }
-    if constexpr (Layout::kGroup != 0) unit.scale_products(g, products, sums);
+    if constexpr (Layout::kGroup != 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float low = unit.scale(g, 2 * half), high = unit.scale(g, 2 * half + 1);
+#pragma unroll
+        for (int t = 0; t < kTokenTiles; ++t) {
+          sums[half][t][0] = fmaf(low, products[half][t][0], sums[half][t][0]);
+          sums[half][t][1] = fmaf(low, products[half][t][1], sums[half][t][1]);
+          sums[half][t][2] = fmaf(high, products[half][t][2], sums[half][t][2]);
+          sums[half][t][3] = fmaf(high, products[half][t][3], sums[half][t][3]);
+        }
+      }
+    }
   }
 }
 

@@ -1,10 +1,8 @@
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/check.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/linear/cuda/row_warps.h"
-#include "ops/linear/cuda/scaling_tiles.h"
 #include "ops/linear/cuda/stream_rows.cuh"
 #include "ops/linear/cuda/weight_stream.h"
 #include "quant/tile_layout.h"
@@ -133,13 +131,6 @@ void set_up_rows(const StreamPlan& plan, StreamPhase& phase, const Products& up,
 }
 
 void stream_weights(Stream& stream, StreamPlan& plan) {
-  // Of single matrices a token has the same sums beside any others.
-  static const char* const old = std::getenv("BRAID_W4_OLD");
-  const bool new_way = old == nullptr || *old != '1';
-  if (new_way && plan.tiles && plan.token_tiles == 1 && plan.num_phases > 1 &&
-      stream_scaling_tiles(stream, plan)) {
-    return;
-  }
   if (plan.tiles) {
     with_tile_format(plan.format, [&](auto id) { stream_tiles<id()>(stream, plan); });
   } else if (plan.token_tiles == 1) {
