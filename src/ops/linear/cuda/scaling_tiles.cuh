@@ -6,9 +6,9 @@
 //
 // A code c alone in a 16-bit word is the bfloat16 number c · 2^-133 (tile_units.cuh), or c · 2^-129
 // four bits further up. Inputs that meet the former are taken times 2^64, those of the latter times
-// 2^60, which rounds nothing. What is then too much, 8 for each weight, comes off at once: −8 Σ x
-// of a group is added to its products. The factor 2^69 comes last. A result is off by at most (cols
-// + 3) · 2^-23 · scale · Σ (c + 8) |x|.
+// 2^60, which rounds nothing; from 2^64 (1.8e19) on they would be infinite. What is then too much,
+// 8 for each weight, comes off at once: −8 Σ x of a group is added to its products. The factor 2^69
+// comes last. A result is off by at most (cols + 3) · 2^-23 · scale · Σ (c + 8) |x|.
 
 #include "ops/linear/cuda/stream_tiles.cuh"
 
