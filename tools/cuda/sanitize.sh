@@ -86,7 +86,7 @@ run_shard() {
   ((left > 0)) || return
   GTEST_SHARD_INDEX=$3 GTEST_TOTAL_SHARDS=$4 timeout -k 5 "$left" \
     "$sanitizer" --tool "$1" --error-exitcode 9 --print-limit 20 "$2" --gtest_filter="$filter" > "$log" 2>&1 &
-  echo $! >> "$reports/processes"
+  echo $! >> "$reports/$1.processes"
   wait $!
   code=$?
   ((code == 0)) || echo "$code ${2##*/} $3" >> "$reports/$1.codes"
@@ -95,14 +95,14 @@ pids=()
 # Each has its process group, which `timeout` ends with it.
 stop() {
   kill "${pids[@]}" 2> /dev/null
-  xargs kill < "$reports/processes" 2> /dev/null
+  cat "$reports"/*.processes 2> /dev/null | xargs -r kill 2> /dev/null
   exit 1
 }
 trap stop TERM INT
 
 reports=$build/sanitize
 mkdir -p "$reports"
-rm -f "$reports/processes"
+rm -f "$reports"/*.processes
 # One tool; 1 if it found anything, or did not do all.
 run_tool() {
   local tool=$1 begin=$SECONDS running=0
@@ -118,6 +118,7 @@ run_tool() {
     done
   done
   wait
+  rm -f "$reports/$tool.processes"
 
   logs=("$reports/$tool".*.log)
   done_tests=$(sed -nE 's/^\[( +OK|  SKIPPED|  FAILED ) +\] ([^ ,]+)(, where .*| \(.*)?$/\2/p' "${logs[@]}" | sort -u)

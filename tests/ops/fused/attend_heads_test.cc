@@ -31,6 +31,23 @@ class AttendHeadsTest : public OpTest {
     return weight;
   }
 
+  // Behind a sequence's tokens its last page may have anything.
+  static void spoil_unseen_rows(const Case& c, const std::vector<std::vector<int32_t>>& pages,
+                                const TwinStores& stores) {
+    for (const Tensor* tensor :
+         {&stores.keys, &stores.values, &stores.other_keys, &stores.other_values}) {
+      BFloat16* const all = tensor->view().span<BFloat16>().data();
+      for (size_t i = 0; i < pages.size(); ++i) {
+        const int64_t first = c.positions[i] % kPageTokens + 1;
+        for (int64_t head = 0; head < c.kv_heads; ++head) {
+          const int64_t row = (pages[i].back() * c.kv_heads + head) * kPageTokens + first;
+          std::fill_n(all + row * c.head_dim, (kPageTokens - first) * c.head_dim,
+                      to_bfloat16(kNan));
+        }
+      }
+    }
+  }
+
   // Against the ops in turn. Both round queries and weights to bfloat16 and have keys and values of
   // the same bits (int8: weights are rounded with the values' scales). A score s = scale · Σ q k,
   // summed in any order by tensor cores, is off by at most δ = 2 · dim · 2^-24 · scale · |q| |k|; a
@@ -63,6 +80,7 @@ class AttendHeadsTest : public OpTest {
     }
     const TwinStores stores(c.dtype, {num_pages, c.kv_heads, kPageTokens, c.head_dim}, device,
                             random);
+    if (c.dtype == DType::kBF16 && c.window == 0) spoil_unseen_rows(c, pages, stores);
     double largest_value = stores.largest_value(), largest_key = stores.largest_key();
 
     PaddedTensor q({tokens, heads, c.head_dim}, 4), k({tokens, c.kv_heads, c.head_dim}, 4);
@@ -203,7 +221,9 @@ TEST_P(AttendHeadsTest, ManySequencesOfManyKeys) {
   };
   for (const auto& [kv_heads, sequences, most] :
        {Many{8, 4, 700}, Many{8, 8, 350}, Many{8, 10, 300}, Many{4, 9, 700}, Many{1, 170, 400}}) {
+    if (small_tests() && most < 700) continue;
     for (const int64_t window : {0, 1, 63, 64, 100, 512}) {
+      if (small_tests() && window != 0 && window != 63) continue;
       std::vector<int64_t> many{0, 700, 256, 31, 287, 8, 64, 7, 33};
       many.resize(static_cast<size_t>(sequences), -1);
       for (int64_t& position : many) {

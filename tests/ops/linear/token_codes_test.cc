@@ -15,6 +15,22 @@ namespace {
 constexpr InputRounding kPerToken{ActivationPrecision::kInt8,
                                   {.per_block = false, .per_token = true}};
 
+struct Routing {
+  std::vector<int32_t> offsets, tokens;
+};
+// `pairs` pairs of random experts and tokens, sorted by expert; some experts have none.
+Routing random_routing(Random& random, int64_t experts, int64_t pairs, int64_t tokens) {
+  Routing routing;
+  routing.offsets.assign(static_cast<size_t>(experts) + 1, 0);
+  const int64_t used = std::max<int64_t>(1, experts - random.integer(0, experts / 2));
+  for (int64_t i = 0; i < pairs; ++i) ++routing.offsets[random.integer(1, used)];
+  std::partial_sum(routing.offsets.begin(), routing.offsets.end(), routing.offsets.begin());
+  for (int64_t i = 0; i < pairs; ++i) {
+    routing.tokens.push_back(static_cast<int32_t>(random.integer(0, tokens - 1)));
+  }
+  return routing;
+}
+
 // Int8 weights with one scale a row and inputs with one scale a token, on a CUDA device. Sums of
 // integers are exact, so the CPU's results are the same bits.
 class TokenCodesTest : public OpTest {
@@ -53,6 +69,20 @@ class TokenCodesTest : public OpTest {
     }
   }
 
+  // weight: [experts, rows, cols]; tiles: the same on the device.
+  void check_experts(const Weight& weight, const Weight& tiles, int64_t pairs) {
+    const int64_t experts = weight.shape.dim(0), rows = weight.shape.dim(1), cols = weight.cols();
+    SCOPED_TRACE(fmt::format("{} × [{}, {}], {} pairs", experts, rows, cols, pairs));
+    const Routing routing = random_routing(random, experts, pairs, pairs);
+    PaddedTensor x({pairs, cols}, 4), y({pairs, rows}, 3), expected({pairs, rows}, 0);
+    fill(x);
+    Workspace::Scope scope(workspace), cpu_scope(cpu_workspace);
+    grouped_linear(stream, tiles, prepare(x), routing.offsets, y);
+    grouped_linear(cpu, weight, prepare_linear_input(cpu, cpu_workspace, x, kPerToken),
+                   routing.offsets, expected);
+    expect_same_rows(y, expected);
+  }
+
   Stream cpu{pool};
   Workspace cpu_workspace{size_t{1} << 30};
 };
@@ -82,22 +112,6 @@ TEST_P(TokenCodesTest, ProductsAreTheBitsOfTheCpu) {
   }
 }
 
-struct Routing {
-  std::vector<int32_t> offsets, tokens;
-};
-// `pairs` pairs of random experts and tokens, sorted by expert; some experts have none.
-Routing random_routing(Random& random, int64_t experts, int64_t pairs, int64_t tokens) {
-  Routing routing;
-  routing.offsets.assign(static_cast<size_t>(experts) + 1, 0);
-  const int64_t used = std::max<int64_t>(1, experts - random.integer(0, experts / 2));
-  for (int64_t i = 0; i < pairs; ++i) ++routing.offsets[random.integer(1, used)];
-  std::partial_sum(routing.offsets.begin(), routing.offsets.end(), routing.offsets.begin());
-  for (int64_t i = 0; i < pairs; ++i) {
-    routing.tokens.push_back(static_cast<int32_t>(random.integer(0, tokens - 1)));
-  }
-  return routing;
-}
-
 TEST_P(TokenCodesTest, ProductsOfExpertsAreTheBitsOfTheCpu) {
   for (const auto& [experts, rows, cols] :
        {std::array<int64_t, 3>{5, 96, 256}, {16, 130, 160}, {3, 256, 512}}) {
@@ -106,15 +120,7 @@ TEST_P(TokenCodesTest, ProductsOfExpertsAreTheBitsOfTheCpu) {
     for (const int64_t pairs :
          {int64_t{1}, int64_t{20}, 50 * experts, 110 * experts, 300 * experts}) {
       if (small_tests() && pairs == 300 * experts && experts > 5) continue;
-      SCOPED_TRACE(fmt::format("{} × [{}, {}], {} pairs", experts, rows, cols, pairs));
-      const Routing routing = random_routing(random, experts, pairs, pairs);
-      PaddedTensor x({pairs, cols}, 4), y({pairs, rows}, 3), expected({pairs, rows}, 0);
-      fill(x);
-      Workspace::Scope scope(workspace), cpu_scope(cpu_workspace);
-      grouped_linear(stream, tiles, prepare(x), routing.offsets, y);
-      grouped_linear(cpu, weight, prepare_linear_input(cpu, cpu_workspace, x, kPerToken),
-                     routing.offsets, expected);
-      expect_same_rows(y, expected);
+      check_experts(weight, tiles, pairs);
       if (HasFatalFailure()) return;
     }
   }
@@ -128,15 +134,7 @@ TEST_P(TokenCodesTest, ProductsOfManyExpertsAreTheBitsOfTheCpu) {
     const Weight tiles = cuda::pack_tiles(on_target(weight));
     for (const int64_t pairs : {2 * experts, random.integer(20, 40) * experts, 64 * experts}) {
       if (small_tests() && pairs == 64 * experts) continue;
-      SCOPED_TRACE(fmt::format("{} × [{}, {}], {} pairs", experts, rows, cols, pairs));
-      const Routing routing = random_routing(random, experts, pairs, pairs);
-      PaddedTensor x({pairs, cols}, 4), y({pairs, rows}, 3), expected({pairs, rows}, 0);
-      fill(x);
-      Workspace::Scope scope(workspace), cpu_scope(cpu_workspace);
-      grouped_linear(stream, tiles, prepare(x), routing.offsets, y);
-      grouped_linear(cpu, weight, prepare_linear_input(cpu, cpu_workspace, x, kPerToken),
-                     routing.offsets, expected);
-      expect_same_rows(y, expected);
+      check_experts(weight, tiles, pairs);
       if (HasFatalFailure()) return;
     }
   }

@@ -144,6 +144,19 @@ struct SharedArguments {
   int gate_cols;
 };
 
+// What a thread has of the gate's product.
+template <typename Y>
+__device__ __forceinline__ float gate_product(const SharedArguments<Y>& args, int64_t token) {
+  float gate = 0;
+#pragma unroll 1
+  for (int c = 8 * threadIdx.x; c < args.gate_cols; c += 8 * blockDim.x) {
+    const uint4 w = *reinterpret_cast<const uint4*>(args.gate + c);
+    const uint4 v = *reinterpret_cast<const uint4*>(args.gate_input[token] + c);
+    gate = dot(w.w, v.w, dot(w.z, v.z, dot(w.y, v.y, dot(w.x, v.x, gate))));
+  }
+  return gate;
+}
+
 template <int kThreads, typename Y>
 __global__ void __launch_bounds__(kThreads, 1)
     shared_kernel(const __grid_constant__ SharedArguments<Y> args) {
@@ -155,13 +168,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const float4 old = load4<true>(sum.x[token], i, sum.width);
   const float4 gain = gain_of(sum.input_norms[0], i, sum.width);
   if (threadIdx.x < kWarp) sort_choices(args.experts, token, choices);
-  float gate = 0;
-#pragma unroll 1
-  for (int c = 8 * threadIdx.x; c < args.gate_cols; c += 8 * blockDim.x) {
-    const uint4 w = *reinterpret_cast<const uint4*>(args.gate + c);
-    const uint4 v = *reinterpret_cast<const uint4*>(args.gate_input[token] + c);
-    gate = dot(w.w, v.w, dot(w.z, v.z, dot(w.y, v.y, dot(w.x, v.x, gate))));
-  }
+  float gate = gate_product(args, token);
   gate = block_sum(gate);
   const auto factor = static_cast<float>(1 / (1 + exp(-static_cast<double>(gate))));
   __syncthreads();
@@ -189,13 +196,7 @@ __global__ void __launch_bounds__(kCopiedThreads, kCopiedBlocks)
   }
   // Only the rows of experts may be incomplete yet.
   if (threadIdx.x < kWarp) sort_choices(experts, token, choices);
-  float gate = 0;
-#pragma unroll 1
-  for (int c = 8 * threadIdx.x; c < args.gate_cols; c += 8 * blockDim.x) {
-    const uint4 w = *reinterpret_cast<const uint4*>(args.gate + c);
-    const uint4 v = *reinterpret_cast<const uint4*>(args.gate_input[token] + c);
-    gate = dot(w.w, v.w, dot(w.z, v.z, dot(w.y, v.y, dot(w.x, v.x, gate))));
-  }
+  float gate = gate_product(args, token);
   __syncthreads();
   wait_for_inputs();
   if (threadIdx.x < kWarp) {

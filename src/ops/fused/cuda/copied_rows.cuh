@@ -33,12 +33,14 @@ void allow_copied_rows() {
   BRAID_CUDA_CHECK(preferred);
 }
 
-// By the first warp, whose lane i < k has a row's place and where it belongs among the k.
+// By the first warp, once inputs are there; lane i < k has a row's place and where it belongs among
+// the k. to: [k, width] in shared memory, at a multiple of 16 bytes; `arrived` has one arrival.
 __device__ __forceinline__ void begin_copying_rows(Rows<const uint16_t> rows, int k, int width,
-                                                   int place, int rank, const uint16_t* to,
+                                                   int place, int rank, uint16_t* to,
                                                    uint64_t& arrived) {
   const uint32_t barrier = shared_address(&arrived);
   if (threadIdx.x == 0) arrive_and_expect(barrier, 2 * k * width);
+  publish_global_to_copies();
   __syncwarp();
   if (static_cast<int>(threadIdx.x) < k) {
     stream_bytes(shared_address(to + rank * width), rows[place], 2 * width, barrier);

@@ -75,10 +75,6 @@ __device__ void bring_weights(const Int8Products& p, const Items<kThreads>& item
   if (lane == 0) arrive(shared_address(&shared.full[ring.slot()]));
 }
 
-__device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 // Inputs of all items and, with an item's first step, their scales.
 __device__ void bring_inputs(const Int8Products& p, const Items<kThreads>& items, Shared& shared,
                              uint32_t stages) {
@@ -188,9 +184,7 @@ void launch_experts(Stream& stream, const Int8Products& p) {
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   BRAID_CUDA_CHECK(allowed);
-  // Tiles that experts can have at most: full ones, and one that is not for each.
-  const int64_t tiles = p.tokens / kTokens + std::min(p.experts, p.tokens);
-  const int64_t items = tiles * ceil_divide(p.rows, kBlockRows<kOutput == Output::kGated>);
+  const int64_t items = most_items(p, kTokens, kBlockRows<kOutput == Output::kGated>);
   const int64_t blocks = std::min<int64_t>(items, stream.cuda().num_multiprocessors());
   launch(stream, kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), kSharedBytes, p);
 }

@@ -5,6 +5,8 @@
 // they pass through shared memory to registers as they are; inputs are multiplied from shared
 // memory. For Hopper.
 
+#include <algorithm>
+
 #include "ops/linear/cuda/int8_products.h"
 #include "ops/linear/cuda/sum_before.cuh"
 #include "ops/linear/cuda/turned_rows.cuh"
@@ -124,6 +126,13 @@ struct Codes {
 struct Item {
   int expert, begin, count, row_block;
 };
+
+// How many there are at most: tiles of experts are full, or one that is not for each.
+inline int64_t most_items(const Int8Products& p, int tile_tokens, int item_rows) {
+  const int64_t tiles = p.experts > 0 ? p.tokens / tile_tokens + std::min(p.experts, p.tokens)
+                                      : ceil_divide(p.tokens, tile_tokens);
+  return tiles * ceil_divide(p.rows, item_rows);
+}
 
 // Which items there are.
 template <int kThreads>

@@ -13,10 +13,8 @@ namespace braid::cuda {
 namespace {
 
 // A block takes items of 128 rows, or 64 gate rows and the up rows that go with them, for up to
-// kTokens tokens of an expert: two groups of four warps with 64 rows each. Weights lie in device
-// memory as the lanes of the tensor cores take them, so they pass through shared memory to
-// registers as they are; inputs are multiplied from shared memory. Blocks stay and go through
-// several items; what they bring runs ahead of what they multiply, into the next item, too.
+// kTokens tokens of an expert: two groups of four warps with 64 rows each. Blocks stay and go
+// through several items; what they bring runs ahead of what they multiply, into the next item, too.
 constexpr int kPanels = 4, kItemRows = 128;
 constexpr int kWeightBytes = kPanels * kPanelStepBytes;
 
@@ -169,11 +167,8 @@ void launch_tiles(Stream& stream, const Int8Products& p) {
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   BRAID_CUDA_CHECK(allowed);
-  // Tiles that experts can have at most: full ones, and one that is not for each.
-  const int tiles = p.experts > 0 ? p.tokens / kTokens + std::min(p.experts, p.tokens)
-                                  : ceil_divide(p.tokens, kTokens);
   const int64_t most =
-      int64_t{tiles} * ceil_divide(p.rows, kOutput == Output::kGated ? kItemRows / 2 : kItemRows);
+      most_items(p, kTokens, kOutput == Output::kGated ? kItemRows / 2 : kItemRows);
   const int64_t at_once = Shape<kTokens>::kBlocks * stream.cuda().num_multiprocessors();
   launch(stream, kernel, dim3(static_cast<unsigned>(std::min(most, at_once))), dim3(kTileThreads),
          kBytes, p);

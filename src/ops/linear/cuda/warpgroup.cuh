@@ -30,7 +30,13 @@ template <int kNewer>
 __device__ __forceinline__ void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNewer) : "memory");
 }
-// What this thread stored in shared memory can be seen by the tensor cores after the next barrier.
+// Arrives at a barrier of async_copy.cuh once the ordinary copies that this thread has begun, of
+// operands, are in shared memory.
+__device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+// What this thread stored in shared memory, or can see there, can be seen by the tensor cores after
+// the next barrier, and by products of this thread from here on.
 __device__ __forceinline__ void publish_to_tensor_cores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

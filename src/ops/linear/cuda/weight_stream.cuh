@@ -55,7 +55,7 @@ inline constexpr int kMostListedPairs = 1024;
 struct StreamBarriers {
   uint64_t full[kMostSlots], empty[kMostSlots];
   uint64_t sums_full[kStreamBuffers], sums_empty[kStreamBuffers];
-  uint64_t listed, dealt, counted;
+  uint64_t listed, dealt, counted;  // experts; the last phase's units; all that others wait for
   int num_listed;
   int warp_tiles[kMostAdders];
 };
@@ -96,8 +96,8 @@ template <typename Source, int kTokenTiles>
 struct StreamBlock {
   static constexpr int kTokens = 8 * kTokenTiles;
   static constexpr int kMultipliers = Source::kSets * kSetWarps;
-  // One warp brings weights, one inputs; the last ones, of which the first finds out who the
-  // experts are, add up and store what the multiplying warps leave of a unit, while those go on.
+  // One warp brings weights, one inputs; the last ones find out who the experts are, then add up
+  // and store what the multiplying warps leave of a unit, while those go on.
   static constexpr int kAdders = Source::kSets > 1 && kTokenTiles > 1 ? 2 : kMostAdders;
   using Sum = typename Source::Sum;
   static constexpr bool kBlocks = Source::kBlocks;
@@ -473,7 +473,7 @@ struct StreamBlock {
     asm volatile("bar.sync 1, %0;" ::"n"(kAdderThreads) : "memory");
   }
 
-  // Counter 0 counts the blocks that are done; the last one leaves all of them at zero.
+  // Counter 0 counts the blocks that are through with the others; the last one leaves all at zero.
   __device__ void reset_counters() {
     const int lane = threadIdx.x % kWarp;
     int last = 0;

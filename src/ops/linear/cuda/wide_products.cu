@@ -153,10 +153,6 @@ __device__ __forceinline__ void for_each_tile(const WideProducts& p, const Share
   }
 }
 
-__device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 __device__ void bring(const WideProducts& p, Shared& shared, uint32_t stages) {
   const int thread = threadIdx.x % kGroupThreads;
   const int piece = thread % 8;
