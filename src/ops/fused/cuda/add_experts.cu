@@ -40,6 +40,7 @@ struct ExpertArguments {
 
 struct Choices {
   int places[kMaxChoices];
+  int64_t elements[kMaxChoices];  // in front of the rows
   float weights[kMaxChoices];
 };
 
@@ -60,32 +61,54 @@ __device__ __forceinline__ void sort_choices(const ExpertArguments<Y>& args, int
   }
   if (choice < args.k) {
     choices.places[rank] = own;
+    choices.elements[rank] = own * args.rows.stride;
     choices.weights[rank] = args.weights[token][choice];
   }
 }
 
-// The sum of combine_experts().
+// The sum of combine_experts(). Where the first rows lie is known before they are there.
 template <int kAtOnce, typename Y>
-__device__ __forceinline__ float4 combined(const ExpertArguments<Y>& args, const Choices& choices,
-                                           int i) {
-  float4 sum{};
+class Combined {
+ public:
+  __device__ Combined(const ExpertArguments<Y>& args, const Choices& choices, int i)
+      : args_(args), choices_(choices), i_(i) {
+    find(0);
+  }
+
+  __device__ float4 sum() {
+    float4 sum{};
 #pragma unroll 1
-  for (int first = 0; first < args.k; first += kAtOnce) {
-    float4 v[kAtOnce];
+    for (int first = 0;;) {
+      float4 v[kAtOnce];
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      const int choice = min(first + n, args.k - 1);
-      v[n] = load4_of<true>(args.rows[choices.places[choice]], i, args.width);
-    }
+      for (int n = 0; n < kAtOnce; ++n) {
+        v[n] = load4_of<true>(args_.rows.data + elements_[n], i_, args_.width);
+      }
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      if (first + n >= args.k) break;
-      const float4 term = times(v[n], choices.weights[first + n]);
-      sum = first + n == 0 ? term : plus(sum, term);
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n >= args_.k) break;
+        const float4 term = times(v[n], choices_.weights[first + n]);
+        sum = first + n == 0 ? term : plus(sum, term);
+      }
+      first += kAtOnce;
+      if (first >= args_.k) return sum;
+      find(first);
     }
   }
-  return sum;
-}
+
+ private:
+  __device__ void find(int first) {
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      elements_[n] = choices_.elements[min(first + n, args_.k - 1)];
+    }
+  }
+
+  const ExpertArguments<Y>& args_;
+  const Choices& choices_;
+  int i_;
+  int64_t elements_[kAtOnce];
+};
 
 // x ← v and the norms of it.
 __device__ __forceinline__ void store_sum(const SumArguments& args, int64_t token, int i, float4 v,
@@ -172,9 +195,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   gate = block_sum(gate);
   const auto factor = static_cast<float>(1 / (1 + exp(-static_cast<double>(gate))));
   __syncthreads();
+  Combined<kRowsAtOnce<kThreads, Y>, Y> combined(args.experts, choices, i);
   wait_for_inputs();
   const float4 shared = load4<true>(args.shared[token], i, sum.width);
-  float4 v = combined<kRowsAtOnce<kThreads, Y>>(args.experts, choices, i);
+  float4 v = combined.sum();
   v = {fmaf(factor, shared.x, v.x), fmaf(factor, shared.y, v.y), fmaf(factor, shared.z, v.z),
        fmaf(factor, shared.w, v.w)};
   store_sum(sum, token, i, plus(old, v), gain);
@@ -248,9 +272,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const float4 branch_gain = gain_of(args.branch_norm, i, sum.width);
   if (threadIdx.x < kWarp) sort_choices(args.experts, token, choices);
   __syncthreads();
+  Combined<8, float> combined(args.experts, choices, i);
   wait_for_inputs();
   const float4 dense = load4<true>(args.dense[token], i, sum.width);
-  const float4 experts = combined<kRowsAtOnce<kThreads>>(args.experts, choices, i);
+  const float4 experts = combined.sum();
   const float dense_scale = inverse_rms(block_sum(sum_of_squares(dense)), sum.width, args.epsilon);
   const float scale = inverse_rms(block_sum(sum_of_squares(experts)), sum.width, args.epsilon);
   float4 y = plus(times(times(dense, dense_scale), dense_gain),
