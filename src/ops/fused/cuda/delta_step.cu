@@ -113,9 +113,13 @@ struct TokenScales {
     const float4 q = queries[lane], k = keys[lane];
     const float products = fmaf(k.w, q.w, fmaf(k.z, q.z, fmaf(k.y, q.y, fmaf(k.x, q.x, 0.0f))));
     const float root = 1 / sqrtf(static_cast<float>(key_dim));
-    key = l2_scale(warp_sum(sum_of_squares(k)), epsilon, 1);
-    query = l2_scale(warp_sum(sum_of_squares(q)), epsilon, root);
-    key_query = warp_sum(products) * key * query;
+    // All sums at the same time: each is a chain of shuffles.
+    const float keys_squared = warp_sum(sum_of_squares(k));
+    const float queries_squared = warp_sum(sum_of_squares(q));
+    const float product = warp_sum(products);
+    key = l2_scale(keys_squared, epsilon, 1);
+    query = l2_scale(queries_squared, epsilon, root);
+    key_query = product * key * query;
   }
 };
 
