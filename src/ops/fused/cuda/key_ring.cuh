@@ -45,6 +45,7 @@ class KeyRing {
       publish_barriers();
     }
     __syncwarp();
+    publish_global_to_copies();  // rows that kernels long before this one have stored
     from_ = warp() == 0 ? keys : values;
     found_ = find(lane());
     copy(slots_);

@@ -24,18 +24,22 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int group = lane / 4;
   const int first_row = blockIdx.x * kBlockRows;
-  const auto column = [&](int chunk) {
-    return (chunk * kWarps + warp) * kChunkColumns + lane % 4 * 8;
+  constexpr int kStride = kWarps * kChunkColumns;
+  const int first_column = warp * kChunkColumns + lane % 4 * 8;
+  // At offsets that are constants: little stands between the inputs and the products.
+  const auto load = [&](const uint16_t* from, int chunk, bool there) {
+    return there && first_column + chunk * kStride < products.cols
+               ? *reinterpret_cast<const uint4*>(from + chunk * kStride)
+               : uint4{0, 0, 0, 0};
   };
   uint4 weights[kChunks];
   {
-    const auto* row = reinterpret_cast<const uint16_t*>(
-        products.weights + min(first_row + group, products.rows - 1) * products.row_bytes);
+    const auto* from =
+        reinterpret_cast<const uint16_t*>(
+            products.weights + min(first_row + group, products.rows - 1) * products.row_bytes) +
+        first_column;
 #pragma unroll
-    for (int j = 0; j < kChunks; ++j) {
-      weights[j] = column(j) < products.cols ? *reinterpret_cast<const uint4*>(row + column(j))
-                                             : uint4{0, 0, 0, 0};
-    }
+    for (int j = 0; j < kChunks; ++j) weights[j] = load(from, j, true);
   }
   wait_for_inputs();
   float sums[kTiles][4] = {};
@@ -45,13 +49,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int token = tile * kTileTokens + half * 8 + group;
-      const uint16_t* row = products.packed + token * products.packed_stride;
+      const uint16_t* from = products.packed + token * products.packed_stride + first_column;
 #pragma unroll
-      for (int j = 0; j < kChunks; ++j) {
-        x[half][j] = token < products.tokens && column(j) < products.cols
-                         ? *reinterpret_cast<const uint4*>(row + column(j))
-                         : uint4{0, 0, 0, 0};
-      }
+      for (int j = 0; j < kChunks; ++j) x[half][j] = load(from, j, token < products.tokens);
     }
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
