@@ -24,14 +24,16 @@ struct CacheSetup {
   int64_t window = 0;
   float scale = 1;
   KvScales static_scales = {};  // of int8
+  bool aligned = false;         // rows of queries and results, to 16 bytes
 
   int64_t heads() const { return kv_heads * group; }
 };
 
 inline std::string describe(const CacheSetup& s) {
-  return fmt::format("{}, {} KV heads × {}, head_dim {}, page {}, window {}, scale {}, steps {} {}",
-                     dtype_name(s.dtype), s.kv_heads, s.group, s.head_dim, s.page_tokens, s.window,
-                     s.scale, s.static_scales.key, s.static_scales.value);
+  return fmt::format(
+      "{}, {} KV heads × {}, head_dim {}, page {}, window {}, scale {}, steps {} {}{}",
+      dtype_name(s.dtype), s.kv_heads, s.group, s.head_dim, s.page_tokens, s.window, s.scale,
+      s.static_scales.key, s.static_scales.value, s.aligned ? ", aligned" : "");
 }
 
 // What one sequence is, apart from how it is computed: its queries, keys and values by position.
@@ -136,8 +138,8 @@ class Bed {
             bool attends = true) {
     int64_t tokens = 0;
     for (const Part& part : parts) tokens += part.num_tokens;
-    PaddedTensor q({tokens, setup_.heads(), setup_.head_dim}, 5);
-    PaddedTensor out({tokens, setup_.heads(), setup_.head_dim}, 3);
+    PaddedTensor q({tokens, setup_.heads(), setup_.head_dim}, setup_.aligned ? 4 : 5);
+    PaddedTensor out({tokens, setup_.heads(), setup_.head_dim}, setup_.aligned ? 8 : 3);
     PaddedTensor k({tokens, setup_.kv_heads, setup_.head_dim}, 2);
     PaddedTensor v({tokens, setup_.kv_heads, setup_.head_dim}, 0);
     std::vector<SequenceRows> rows;
@@ -289,6 +291,7 @@ class AttentionOpTest : public OpTest {
       setup.group = std::min<int64_t>(setup.group, 8);
     }
     setup.scale = random.pick({1.0f, 0.0625f, 0.3f});
+    setup.aligned = random.integer(0, 1) == 1;
     if (setup.dtype == DType::kI8 && random.integer(0, 1) == 1) {
       setup.static_scales = random_scales(setup.head_dim);
     }

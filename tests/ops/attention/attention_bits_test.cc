@@ -103,7 +103,8 @@ TEST_P(AttentionBitsTest, MatesOfWideHeadsDoNotChangeABit) {
                            .group = random.pick<int64_t>({1, 4, 8}),
                            .head_dim = head_dim,
                            .window = random.pick<int64_t>({0, 50}),
-                           .scale = 0.1f};
+                           .scale = 0.1f,
+                           .aligned = random.integer(0, 1) == 1};
     SCOPED_TRACE(describe(setup));
     const Text text = random_text(random, setup, 230);
     Text mate = random_text(random, setup, 500);

@@ -1,5 +1,7 @@
 #include "ops/attention/attention.h"
 
+#include <array>
+
 #include "ops/attention/attention_bed.h"
 
 namespace braid {
@@ -202,7 +204,8 @@ TEST_P(AttentionTest, HeadSizesOfModels) {
                                               : random.pick<int64_t>({1, 2, 6, 8, 17}),
                        .head_dim = head_dim,
                        .page_tokens = random.pick<int64_t>({16, 32, 64, 256}),
-                       .window = window};
+                       .window = window,
+                       .aligned = random.integer(0, 1) == 1};
       setup.scale = random.pick({0.3f, 1 / std::sqrt(static_cast<float>(head_dim))});
       const int64_t length = small_tests() ? random.integer(180, 240) : random.integer(330, 400);
       const Text text = random_text(random, setup, length);
@@ -219,6 +222,50 @@ TEST_P(AttentionTest, HeadSizesOfModels) {
   }
 }
 
+// Chunks of prompts that end and begin anywhere in tiles of queries, keys and pages.
+TEST_P(AttentionTest, PromptsInChunks) {
+  for (int round = 0; round < 12; ++round) {
+    const int64_t window = std::array{0, 1, 63, 64, 100, 129}[round / 2];
+    if (small_tests() && window != 0 && window != 100) continue;
+    CacheSetup setup{.dtype = DType::kBF16,
+                     .kv_heads = small_tests() ? 1 : random.integer(1, 3),
+                     .group = small_tests() ? 2 : random.pick<int64_t>({1, 2, 3, 5, 8}),
+                     .head_dim = round % 2 == 0 ? 256 : 512,
+                     .page_tokens = random.pick<int64_t>({8, 16, 32, 64, 128, 256}),
+                     .window = window,
+                     .aligned = true};
+    setup.scale = random.pick({0.3f, 1.0f / 16});
+    SCOPED_TRACE(describe(setup));
+    std::vector<Text> texts;
+    for (const int64_t length :
+         {int64_t{129}, random.integer(65, 130), random.integer(200, small_tests() ? 210 : 460)}) {
+      texts.push_back(random_text(random, setup, length));
+    }
+    Bed bed(setup, 800 / setup.page_tokens + 6, random);
+    for (const Text& text : texts) bed.add(text);
+    for (;;) {
+      std::vector<Bed::Part> parts;
+      for (size_t s = 0; s < texts.size(); ++s) {
+        const int64_t left = texts[s].length(setup) - bed.done(static_cast<int>(s));
+        if (left == 0) continue;
+        const int64_t tokens = random.pick<int64_t>({0, 17, 64, 65, 100, 128, 129, 256});
+        parts.push_back({static_cast<int>(s), std::min(left, tokens)});
+      }
+      if (parts.empty()) break;
+      std::shuffle(parts.begin(), parts.end(), random.engine());
+      bed.step(stream, workspace, parts);
+    }
+    for (size_t s = 0; s < texts.size(); ++s) {
+      const int64_t length = texts[s].length(setup), some = small_tests() ? 2 : 9;
+      const int64_t inside = random.integer(0, length - some);
+      for (const int64_t at : {int64_t{0}, int64_t{60}, inside, length - some}) {
+        expect_reference(setup, texts[s], bed.out(static_cast<int>(s)), at,
+                         std::min(at + some, length));
+      }
+    }
+  }
+}
+
 // Long enough for several splits of several stretches of keys.
 TEST_P(AttentionTest, LongSequencesOfWideHeads) {
   for (const int64_t head_dim : {64, 256}) {
@@ -228,7 +275,8 @@ TEST_P(AttentionTest, LongSequencesOfWideHeads) {
                            .head_dim = head_dim,
                            .page_tokens = 64,
                            .window = random.pick<int64_t>({0, small_tests() ? 1300 : 4200}),
-                           .scale = 0.2f};
+                           .scale = 0.2f,
+                           .aligned = random.integer(0, 1) == 1};
     const int64_t length = small_tests() ? 1500 : 4400;
     const Text text = random_text(random, setup, length);
     Bed bed(setup, 80, random);

@@ -5,17 +5,12 @@
 #include "base/check.h"
 #include "ops/attention/cuda/attention_call.h"
 #include "ops/attention/cuda/attention_tile.cuh"
+#include "ops/attention/cuda/prompt_attention.h"
 #include "ops/cuda/row_vectors.cuh"
 #include "ops/fused/cuda/packed_rows.cuh"
 
 namespace braid::cuda {
 namespace {
-
-// Query n of a sequence and KV head is row n / group, head n % group of the KV head's group.
-struct QueryTile {
-  int32_t sequence;
-  int32_t first_query;
-};
 
 // Sequences of up to this many queries a KV head are split by keys, others by queries.
 constexpr int kMostSplitQueries = 64;
@@ -407,8 +402,11 @@ template <int kDim, typename Stored>
 void run(const AttentionCall& call) {
   using S = Shapes<kDim, Stored>;
   TilePlan plan = plan_tiles(call, kTileQueries);
-  if (S::ManyTile::kQueries == kManyTileQueries &&
-      plan.num_tiles * call.kv_heads() > call.stream.cuda().num_multiprocessors()) {
+  const bool for_prompts = prompt_attention_can(call);
+  if (for_prompts) {
+    plan = plan_tiles(call, kPromptQueries);
+  } else if (S::ManyTile::kQueries == kManyTileQueries &&
+             plan.num_tiles * call.kv_heads() > call.stream.cuda().num_multiprocessors()) {
     plan = plan_tiles(call, kManyTileQueries);
   }
   if (plan.num_split_tiles + plan.num_tiles == 0) return;
@@ -442,7 +440,9 @@ void run(const AttentionCall& call) {
   }
   args.tiles += plan.num_split_tiles;
   if (plan.num_tiles == 0) return;
-  if (plan.tile_queries == kTileQueries) {
+  if (for_prompts) {
+    prompt_attention(call, args.tiles, plan.num_tiles);
+  } else if (plan.tile_queries == kTileQueries) {
     launch_tiles<typename S::Tile, false, S::kTileBlocks>(call, args, plan.num_tiles, 1);
   } else {
     launch_tiles<typename S::ManyTile, false, S::kTileBlocks>(call, args, plan.num_tiles, 1);

@@ -20,6 +20,14 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
   return kSwizzle128 | kEightRows | uint64_t{1} << 16 | (shared & 0x3ffff) >> 4;
 }
 
+// The same of a matrix b[16, N] whose rows are those of tiles: N elements in pieces of 64, each
+// with 128 bytes of every row, `piece_bytes` apart. 16 rows of b are 2048 bytes further.
+__device__ __forceinline__ uint64_t turned_descriptor(uint32_t shared, uint32_t piece_bytes) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
+  constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
+  return kSwizzle128 | kEightRows | uint64_t{piece_bytes >> 4} << 16 | (shared & 0x3ffff) >> 4;
+}
+
 __device__ __forceinline__ void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -123,6 +131,30 @@ struct WarpgroupProduct<192> {
         : "l"(a), "l"(b));
   }
 };
+
+// d[64 rows, 256] += a[64, 16] · b[16, 256] with `a` in registers: of lane l of warp w, a[0] is
+// columns l % 4 · 2 and the next of row 16 w + l / 4, a[1] those of 8 rows further, a[2] and a[3]
+// 8 columns further. b: see turned_descriptor().
+__device__ __forceinline__ void add_turned_product(float (&d)[128], const uint32_t (&a)[4],
+                                                   uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
+      "%127}, "
+      "{%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
+      : BRAID_EIGHT(d, 0), BRAID_EIGHT(d, 8), BRAID_EIGHT(d, 16), BRAID_EIGHT(d, 24),
+        BRAID_EIGHT(d, 32), BRAID_EIGHT(d, 40), BRAID_EIGHT(d, 48), BRAID_EIGHT(d, 56),
+        BRAID_EIGHT(d, 64), BRAID_EIGHT(d, 72), BRAID_EIGHT(d, 80), BRAID_EIGHT(d, 88),
+        BRAID_EIGHT(d, 96), BRAID_EIGHT(d, 104), BRAID_EIGHT(d, 112), BRAID_EIGHT(d, 120)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 
 #undef BRAID_EIGHT
 
