@@ -6,6 +6,7 @@
 # ptxas does not optimise here: it checks that an architecture has the instructions, not how fast they are.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+mkdir -p build
 (($#)) || set -- 80 89
 for architecture in "$@"; do
   folder=build/cuda-check-$architecture
