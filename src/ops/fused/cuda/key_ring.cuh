@@ -40,8 +40,9 @@ class KeyRing {
   template <typename Find>
   __device__ void fill(const Stored* keys, const Stored* values, const Find& find) {
     if (warp() > 1) return;
-    if (lane() < kBarriers) {
-      init_barrier(barrier(warp(), lane()), 1);
+    if (lane() == 0) {
+#pragma unroll 1
+      for (int i = 0; i < kBarriers; ++i) init_barrier(barrier(warp(), i), 1);
       publish_barriers();
     }
     __syncwarp();

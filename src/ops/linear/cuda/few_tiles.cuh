@@ -77,8 +77,11 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, kTokenTiles == 4 ? 1 : 2)
   unsigned char* const ring = memory + warp * Memory::kRingBytes;
   uint64_t* const barriers = full + warp * kSlots;
   if constexpr (kBulk) {
-    if (lane < kSlots) init_barrier(shared_address(barriers + lane), 1);
-    publish_barriers();
+    if (lane == 0) {
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) init_barrier(shared_address(barriers + slot), 1);
+      publish_barriers();
+    }
     __syncwarp();
   }
 
