@@ -7,9 +7,10 @@
 # The tests take their small sizes (BRAID_TEST_SMALL: the same kernels on fewer cases), are shared among so many
 # processes (4: they take turns on the GPU, and share only the host's part), and each tool gets so many seconds (900).
 # -q: one test for each kernel is enough. -p: the tools run at the same time, each with so many processes.
-# COMPUTE_SANITIZER: another program than that of the PATH. Prints what is left out and why, one line a tool and, below
-# it, what it found, what failed and what did not finish; reports are in BUILD_DIR/sanitize. Exit code 1 if there was any
-# of these, 2 if nothing could be run.
+# COMPUTE_SANITIZER: another program than that of the PATH; COMPUTE_SANITIZER_SYNCCHECK and so on: for one tool. Prints
+# what is left out and why, one line a tool and, below it, what it found, what failed (with the first lines of the first
+# assertion) and what did not finish; reports are in BUILD_DIR/sanitize. Exit code 1 if there was any of these, 2 if
+# nothing could be run.
 set -uo pipefail
 
 # Tests of a device that are not run: name|why.
@@ -23,7 +24,7 @@ repeats=(BatchMates MatesOfWide OrThreads DependOnThreads ChunksThreads Splittin
   EndsOfTheRange Ties LargeLogits LargeScores ErrorIsWithin RefusesIds RejectsMisuse OtherSteps)
 
 build=build/cuda jobs=4 limit=900 chosen='' quick='' together=''
-usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; exit "$1"; }
+usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit "$1"; }
 while getopts 'qpb:j:t:f:h' option; do
   case $option in
     q) quick=yes ;;
@@ -40,10 +41,17 @@ shift $((OPTIND - 1))
 tools=("$@")
 ((${#tools[@]})) || tools=(memcheck racecheck synccheck)
 sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)}
-[[ -x $sanitizer ]] || {
-  echo "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit" >&2
-  exit 2
+# The program for a tool.
+program_of() {
+  local own=COMPUTE_SANITIZER_${1^^}
+  echo "${!own:-$sanitizer}"
 }
+for tool in "${tools[@]}"; do
+  [[ -x $(program_of "$tool") ]] || {
+    echo "no compute-sanitizer for $tool: '$(program_of "$tool")'; it comes with the CUDA toolkit" >&2
+    exit 2
+  }
+done
 programs=("$build/tests/logits_test" "$build/tests/ops_test")
 for program in "${programs[@]}"; do
   [[ -x $program ]] || {
@@ -85,7 +93,7 @@ run_shard() {
   local log=$reports/$1.${2##*/}.$3.log left=$((limit - SECONDS + begin)) code
   ((left > 0)) || return
   GTEST_SHARD_INDEX=$3 GTEST_TOTAL_SHARDS=$4 timeout -k 5 "$left" \
-    "$sanitizer" --tool "$1" --error-exitcode 9 --print-limit 20 "$2" --gtest_filter="$filter" > "$log" 2>&1 &
+    "$(program_of "$1")" --tool "$1" --error-exitcode 9 --print-limit 100 --show-backtrace no "$2" --gtest_filter="$filter" > "$log" 2>&1 &
   echo $! >> "$reports/$1.processes"
   wait $!
   code=$?
@@ -138,7 +146,13 @@ run_tool() {
   fi
   echo "$tool: $findings findings, $(count "$bad_tests") tests failed, $(count "$unfinished") of" \
     "$(count "$tests") did not finish, $(count "$skipped") skipped themselves, in $seconds s; see $reports/$tool.*.log"
-  [[ -n $bad_tests ]] && sed 's/^/  failed: /' <<< "$bad_tests"
+  # Each with where its first assertion is and up to 8 lines more.
+  [[ -n $bad_tests ]] && awk '
+    /^\[ RUN / {text = ""; left = 9}
+    /^=========/ {next}
+    /: Failure$/ || text != "" && !/^\[/ {if (left-- > 0) text = text "    " substr($0, 1, 240) "\n"}
+    /^\[  FAILED  \] .* ms\)$/ {sub(/,$/, "", $4); printf "  failed: %s\n%s", $4, text; text = ""}
+  ' "${logs[@]}"
   if [[ -n $unfinished ]]; then
     # The test that a process was at when its time was over, and those it did not come to.
     at=$(for log in "${logs[@]}"; do grep -a '^\[ RUN ' "$log" | tail -1; done | sed 's/.*\] //' | sort -u)

@@ -83,7 +83,8 @@ TEST_P(DrawTokensTest, EqualsDrawingOnTheHostToTheBit) {
   for (const int64_t width :
        {1, 3, 4, 17, 300, 2048, 5001, 16384, 20000, 70000, 151936, 262144, 270000}) {
     const bool wide = width > 10000;
-    if (small_tests() && width > 20000 && width < 270000) continue;
+    if (small_tests() && width > 300 && width != 5001 && width != 20000 && width != 270000)
+      continue;
     const int64_t rows = small_tests() ? (wide ? 1 : 2) : wide ? 4 : 9;
     for (int round = 0; round < (small_tests() ? 1 : wide ? 3 : 8); ++round) {
       PaddedTensor logits({rows, width}, random.pick<int64_t>({0, 1, 4}));
@@ -91,7 +92,10 @@ TEST_P(DrawTokensTest, EqualsDrawingOnTheHostToTheBit) {
       std::vector<DrawRule> rules;
       for (int64_t i = rows - 1; i >= 0; --i) {
         fill_row(logits.row(i), width);
-        if (random.integer(0, 5) > 0) rules.push_back(random_rule(i, width, edits[i]));
+        if (random.integer(0, 5) == 0) continue;
+        rules.push_back(random_rule(i, width, edits[i]));
+        // Masses take a great many more accesses, the same in every row.
+        if (small_tests() && width > 20000) rules.back().top_p = 1, rules.back().min_p = 0;
       }
       if (rules.empty()) continue;
       int32_t most = 0;
