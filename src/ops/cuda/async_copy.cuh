@@ -29,6 +29,11 @@ __device__ __forceinline__ void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 #endif
 }
+// By all lanes of a warp, through with what they have read or stored. Not by one of them after a
+// __syncwarp(): that is as good, but the compiler drops it from warps that are together, and tools
+// then see nothing that orders the other lanes.
+inline constexpr int kWarpArrivals = 32;
+__device__ __forceinline__ void arrive_of_warp(uint32_t barrier) { arrive(barrier); }
 __device__ __forceinline__ void arrive_and_expect(uint32_t barrier, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)

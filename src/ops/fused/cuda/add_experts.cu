@@ -214,10 +214,6 @@ __global__ void __launch_bounds__(kCopiedThreads, kCopiedBlocks)
   const ExpertArguments<uint16_t>& experts = args.experts;
   const int64_t token = blockIdx.x;
   const int i = 4 * threadIdx.x;
-  if (threadIdx.x == 0) {
-    init_barrier(shared_address(&arrived), 1);
-    publish_barriers();
-  }
   // Only the rows of experts may be incomplete yet.
   if (threadIdx.x < kWarp) sort_choices(experts, token, choices);
   float gate = gate_product(args, token);

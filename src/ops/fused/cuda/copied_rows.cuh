@@ -34,11 +34,17 @@ void allow_copied_rows() {
 }
 
 // By the first warp, once inputs are there; lane i < k has a row's place and where it belongs among
-// the k. to: [k, width] in shared memory, at a multiple of 16 bytes; `arrived` has one arrival.
+// the k. to: [k, width] in shared memory, at a multiple of 16 bytes. `arrived`: other warps may
+// wait for it after a barrier of the block.
 __device__ __forceinline__ void begin_copying_rows(Rows<const uint16_t> rows, int k, int width,
                                                    int place, int rank, uint16_t* to,
                                                    uint64_t& arrived) {
   const uint32_t barrier = shared_address(&arrived);
+  if (threadIdx.x == 0) {
+    init_barrier(barrier, 1);
+    publish_barriers();
+  }
+  __syncwarp();
   if (threadIdx.x == 0) arrive_and_expect(barrier, 2 * k * width);
   publish_global_to_copies();
   __syncwarp();

@@ -191,10 +191,6 @@ __global__ void __launch_bounds__(kCopiedThreads, kCopiedBlocks)
   __shared__ float sorted_weights[kMostCopiedRows];
   __shared__ uint64_t arrived;
   const auto element = [](int j) { return 4 * (j * blockDim.x + threadIdx.x); };
-  if (threadIdx.x == 0) {
-    init_barrier(shared_address(&arrived), 1);
-    publish_barriers();
-  }
   wait_for_inputs();
   const int64_t token = blockIdx.x;
   if (threadIdx.x < kWarp) {

@@ -121,7 +121,6 @@ __device__ void bring_inputs(const Int8Products& p, const Items<kThreads>& items
 template <Output kOutput>
 __device__ void multiply(const Int8Products& p, Shared& shared, const unsigned char* memory) {
   constexpr bool kGated = kOutput == Output::kGated;
-  const int lane = threadIdx.x % kWarp;
   Ring ring(kStages);
 #pragma unroll 1
   for (int next = 0;; next = (next + 1) % kItemsAhead) {
@@ -145,7 +144,7 @@ __device__ void multiply(const Int8Products& p, Shared& shared, const unsigned c
       }
       commit_products();
       wait_for_products<0>();
-      if (lane == 0) arrive(shared_address(&shared.empty[ring.slot()]));
+      arrive_of_warp(shared_address(&shared.empty[ring.slot()]));
     }
     store_sums<kTokens, kItemRows, kOutput>(p, sums, shared.x_scales[next], ending);
   }
@@ -161,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < kStages; ++slot) {
       init_barrier(shared_address(&shared.full[slot]), kCopyThreads + 1);
-      init_barrier(shared_address(&shared.empty[slot]), kMultiplierWarps);
+      init_barrier(shared_address(&shared.empty[slot]), kMultiplierWarps * kWarpArrivals);
     }
     publish_barriers();
   }

@@ -18,7 +18,9 @@ struct StreamedTile {
   static constexpr int kCodeBytes = kHalfUnit ? Layout::kCodeBytes / 2 : Layout::kCodeBytes;
   static constexpr int kUnitBytes = kCodeBytes + Layout::kGroups * Layout::kGroupBytes;
   static constexpr int kPanelBytes = kUnits * kUnitBytes;
-  static constexpr int kAhead = 4, kSlots = kAhead + 1;
+  // A slot is filled again two steps after it was read: there is no barrier between the caller's
+  // first steps.
+  static constexpr int kAhead = 4, kSlots = kAhead + 2;
   static constexpr int kMemoryBytes = kSlots * kPanels * kPanelBytes;
 
   __device__ StreamedTile(const Products& p, const uint8_t* weights, int rows,

@@ -54,10 +54,10 @@ inline constexpr int kMostListedPairs = 1024;
 
 struct StreamBarriers {
   uint64_t full[kMostSlots], empty[kMostSlots];
-  uint64_t sums_full[kStreamBuffers], sums_empty[kStreamBuffers];
+  uint64_t sums_empty[kStreamBuffers];
   uint64_t listed, dealt, counted;  // experts; the last phase's units; all that others wait for
+  alignas(16) int warp_tiles[kMostAdders];
   int num_listed;
-  int warp_tiles[kMostAdders];
 };
 
 template <typename Source>
@@ -206,8 +206,7 @@ struct StreamBlock {
     });
     if (thread == kAdderThreads - 1) barriers.num_listed = through;
     wait_for_copies<0>();
-    __syncwarp();
-    if (lane == 0) arrive(shared_address(&barriers.listed));
+    arrive_of_warp(shared_address(&barriers.listed));
   }
 
   // By the first adding warp, once experts are listed: the units of the last phase, by the steps of
@@ -238,7 +237,7 @@ struct StreamBlock {
     const StreamPhase& last = plan.phases[plan.num_phases - 1];
     deal_units(loads, blocks, static_cast<int>(blockIdx.x), least, units_of(last), last.steps + 1,
                dealt, plan.most_dealt);
-    if (lane == 0) arrive(shared_address(&barriers.dealt));
+    arrive_of_warp(shared_address(&barriers.dealt));
   }
 
   __device__ void bring_weights() {
@@ -318,8 +317,7 @@ struct StreamBlock {
                             scales_of(buffers) + row_warp * Source::kRows);
           }
         }
-        __syncwarp();
-        if (lane == 0) arrive(empty(slot));
+        arrive_of_warp(empty(slot));
       }
       own.finish(sums);
 
@@ -342,8 +340,7 @@ struct StreamBlock {
           }
         }
       }
-      __syncwarp();
-      if (lane == 0) arrive(sums_full(buffers.slot()));
+      sums_are_there();
       buffers.advance();
     });
   }
@@ -360,7 +357,7 @@ struct StreamBlock {
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit) {
       if (phase.counts < 0) tell_counted();
       const typename Source::Outputs outputs(phase, tokens);
-      wait_barrier(sums_full(buffers.slot()), buffers.parity());
+      wait_for_sums();
       const Sum* partial = reinterpret_cast<const Sum*>(partials) + buffers.slot() * partial_size;
       const int row_stride = partial_stride<Source>(phase.row_warps);
       const int part_stride = plan.partial_tokens * row_stride;
@@ -399,8 +396,7 @@ struct StreamBlock {
               static_cast<uint16_t>(pack_bfloat16(active * up, 0));
         }
       }
-      __syncwarp();
-      if (thread % kWarp == 0) arrive(sums_empty(buffers.slot()));
+      arrive_of_warp(sums_empty(buffers.slot()));
       buffers.advance();
       if (kBlocks && phase.counts >= 0) {
         publish_global_to_copies();
@@ -427,7 +423,6 @@ struct StreamBlock {
     return partials + partial_size + buffers.parity() * (scales_size / 2);
   }
 
-  __device__ uint32_t sums_full(int i) const { return shared_address(&barriers.sums_full[i]); }
   __device__ uint32_t sums_empty(int i) const { return shared_address(&barriers.sums_empty[i]); }
 
   static __device__ __forceinline__ int counter_of(const int32_t* counter) {
@@ -471,6 +466,18 @@ struct StreamBlock {
 
   static __device__ void sync_adders() {
     asm volatile("bar.sync 1, %0;" ::"n"(kAdderThreads) : "memory");
+  }
+  // From the multiplying warps, which do not wait, to the adding ones. With one buffer none arrives
+  // a second time before those have left the barrier.
+  static constexpr int kSumThreads = (kMultipliers + kAdders) * kWarp;
+  static __device__ void sums_are_there() {
+    static_assert(kStreamBuffers == 1);
+    __syncwarp();
+    asm volatile("bar.arrive 2, %0;" ::"n"(kSumThreads) : "memory");
+  }
+  static __device__ void wait_for_sums() {
+    __syncwarp();
+    asm volatile("bar.sync 2, %0;" ::"n"(kSumThreads) : "memory");
   }
 
   // Counter 0 counts the blocks that are through with the others; the last one leaves all at zero.
@@ -518,14 +525,13 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < plan.slots; ++slot) {
       init_barrier(block.full(slot), 2);
-      init_barrier(block.empty(slot), kSetWarps);
+      init_barrier(block.empty(slot), kSetWarps * kWarpArrivals);
     }
     for (int i = 0; i < kStreamBuffers; ++i) {
-      init_barrier(shared_address(&barriers.sums_full[i]), Block::kMultipliers);
-      init_barrier(shared_address(&barriers.sums_empty[i]), Block::kAdders);
+      init_barrier(shared_address(&barriers.sums_empty[i]), Block::kAdders * kWarpArrivals);
     }
-    init_barrier(shared_address(&barriers.listed), Block::kAdders);
-    init_barrier(shared_address(&barriers.dealt), 1);
+    init_barrier(shared_address(&barriers.listed), Block::kAdders * kWarpArrivals);
+    init_barrier(shared_address(&barriers.dealt), kWarpArrivals);
     init_barrier(shared_address(&barriers.counted), Block::kAdders);
     publish_barriers();
   }
