@@ -44,6 +44,10 @@ __device__ void tile_product(const Products& p, const ExpertTokens& tokens, unsi
 
   const int group = threadIdx.x / 128;
   float sums[kBlocks][kTileTokens / 2] = {};
+  // No barrier stands between the first steps.
+  if constexpr (WeightTile::kMemoryBytes > 0) {
+    static_assert(WeightTile::kSlots >= WeightTile::kAhead + kAhead);
+  }
   for (int step = 0; step < kAhead; ++step) {
     fetch(step);
     if (step < steps) weights.store(stage(step));

@@ -18,8 +18,8 @@ struct StreamedTile {
   static constexpr int kCodeBytes = kHalfUnit ? Layout::kCodeBytes / 2 : Layout::kCodeBytes;
   static constexpr int kUnitBytes = kCodeBytes + Layout::kGroups * Layout::kGroupBytes;
   static constexpr int kPanelBytes = kUnits * kUnitBytes;
-  // A slot is filled again two steps after it was read: there is no barrier between the caller's
-  // first steps.
+  // A slot is filled again two steps after it was read: as many of the caller's first steps may
+  // have no barrier between them.
   static constexpr int kAhead = 4, kSlots = kAhead + 2;
   static constexpr int kMemoryBytes = kSlots * kPanels * kPanelBytes;
 
