@@ -10,6 +10,9 @@ namespace braid::cuda {
 namespace {
 
 constexpr int kGatedThreads = 128;
+// Of many tokens: rows of a block, whose loads are on their way together, and threads at most.
+constexpr int kGatedRows = 4, kMostGatedThreads = 256;
+constexpr int kManyGatedTokens = 256;
 constexpr int kMostThreads = 512;
 
 // A block takes a row, each thread kVectors · 4 elements of it in registers. The order of the sum
@@ -63,6 +66,34 @@ __global__ void __launch_bounds__(kGatedThreads)
                 {one(g.x, u.x), one(g.y, u.y), one(g.z, u.z), one(g.w, u.w)});
 }
 
+// The same; a block takes the same columns of several rows.
+template <Activation kActivation>
+__global__ void __launch_bounds__(kMostGatedThreads)
+    gated_rows_kernel(Rows<const float> gate, Rows<const float> up, int rows, int width, int padded,
+                      Rows<uint16_t> packed) {
+  wait_for_inputs();
+  const int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= padded) return;
+  const int first = blockIdx.y * kGatedRows;
+  float4 g[kGatedRows], u[kGatedRows];
+#pragma unroll
+  for (int n = 0; n < kGatedRows; ++n) {
+    const int row = min(first + n, rows - 1);
+    g[n] = load4<true>(gate[row], i, width);
+    u[n] = load4<true>(up[row], i, width);
+  }
+  const auto one = [](float a, float b) {
+    return (kActivation == Activation::kSilu ? silu(a) : gelu_tanh(a)) * b;
+  };
+#pragma unroll
+  for (int n = 0; n < kGatedRows; ++n) {
+    if (first + n >= rows) break;
+    store_rounded(
+        packed[first + n], i,
+        {one(g[n].x, u[n].x), one(g[n].y, u[n].y), one(g[n].z, u[n].z), one(g[n].w, u[n].w)});
+  }
+}
+
 template <bool kAligned, int kVectors>
 void launch_normed(Stream& stream, const TensorView& x, const float* weight, float epsilon,
                    const PackedRows& packed) {
@@ -110,6 +141,20 @@ LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation
     return input;
   }
   const PackedRows packed(workspace, gate.dim(0), gate.dim(1));
+  if (gate.dim(0) >= kManyGatedTokens && rows_are_aligned(gate, up)) {
+    const int vectors = static_cast<int>(packed.padded / 4), rows = static_cast<int>(gate.dim(0));
+    const int parts = ceil_divide(vectors, kMostGatedThreads);
+    const int threads = ceil_divide(ceil_divide(vectors, parts), kWarp) * kWarp;
+    const dim3 blocks(static_cast<unsigned>(parts),
+                      static_cast<unsigned>(ceil_divide(rows, kGatedRows)));
+    launch(stream,
+           activation == Activation::kSilu ? gated_rows_kernel<Activation::kSilu>
+                                           : gated_rows_kernel<Activation::kGeluTanh>,
+           blocks, threads, 0, rows_of<const float>(gate), rows_of<const float>(up), rows,
+           static_cast<int>(gate.dim(1)), static_cast<int>(packed.padded), packed.rows());
+    stream.cuda().finish_op("prepare_gated_input");
+    return packed.input(gate);
+  }
   const dim3 grid(static_cast<unsigned>(ceil_divide<int64_t>(packed.padded, 4 * kGatedThreads)),
                   static_cast<unsigned>(gate.dim(0)));
   with_alignment(rows_are_aligned(gate, up), [&](auto constant) {

@@ -6,7 +6,8 @@
 namespace braid::cuda {
 namespace {
 
-constexpr int kGroupWarps = 8;
+constexpr int kGroupWarps = kWarp;
+constexpr int kKeptSteps = 5;
 constexpr int kCombineThreads = 256;
 constexpr int kMaxChoices = kWarp;
 
@@ -22,8 +23,9 @@ __device__ __forceinline__ int4 experts_at(Rows<const int32_t> experts, int k, i
   }
 }
 
-// A block finds the pairs of one expert, in order: its warps take stretches of the list. kFlat: the
-// rows of experts follow each other, and pairs come by fours.
+// A block finds the pairs of one expert, in order: its warps take stretches of the list, of which
+// they keep kKeptSteps steps in registers, so that pairs are read once and all at the same time,
+// but for very many. kFlat: the rows of experts follow each other, and pairs come by fours.
 template <bool kFlat>
 __global__ void __launch_bounds__(kGroupWarps* kWarp)
     group_kernel(Rows<const int32_t> experts, int k, int num_pairs, int32_t* offsets,
@@ -35,13 +37,23 @@ __global__ void __launch_bounds__(kGroupWarps* kWarp)
   const int stretch = ceil_divide(ceil_divide(num_pairs, kGroupWarps), kStep) * kStep;
   const int begin = min(warp * stretch, num_pairs);
   const int end = min(begin + stretch, num_pairs);
+  const int unkept = begin + kKeptSteps * kStep;
   wait_for_inputs();
+  int4 kept[kKeptSteps];
+#pragma unroll
+  for (int i = 0; i < kKeptSteps; ++i) {
+    kept[i] = experts_at<kFlat>(experts, k, begin + i * kStep + 4 * lane, end);
+  }
   int num_before = 0, num_own = 0;
-#pragma unroll 4
-  for (int first = begin; first < end; first += kStep) {
-    const int4 ids = experts_at<kFlat>(experts, k, first + 4 * lane, end);
+  const auto count = [&](int4 ids) {
     num_before += (ids.x < expert) + (ids.y < expert) + (ids.z < expert) + (ids.w < expert);
     num_own += (ids.x == expert) + (ids.y == expert) + (ids.z == expert) + (ids.w == expert);
+  };
+#pragma unroll
+  for (int i = 0; i < kKeptSteps; ++i) count(kept[i]);
+#pragma unroll 1
+  for (int first = unkept; first < end; first += kStep) {
+    count(experts_at<kFlat>(experts, k, first + 4 * lane, end));
   }
   num_before = __reduce_add_sync(0xffffffffu, num_before);
   num_own = __reduce_add_sync(0xffffffffu, num_own);
@@ -50,24 +62,17 @@ __global__ void __launch_bounds__(kGroupWarps* kWarp)
     own[warp] = num_own;
   }
   __syncthreads();
-  int place = 0, total_before = 0;
-  for (int w = 0; w < kGroupWarps; ++w) {
-    total_before += before[w];
-    if (w < warp) place += own[w];
-  }
-  place += total_before;
+  const int total_before = __reduce_add_sync(0xffffffffu, before[lane]);
+  int place = total_before + __reduce_add_sync(0xffffffffu, lane < warp ? own[lane] : 0);
   if (threadIdx.x == 0) {
     offsets[expert] = total_before;
     if (expert == static_cast<int>(gridDim.x) - 1) offsets[expert + 1] = num_pairs;
   }
   if (num_own == 0) return;
   const unsigned earlier = (1u << lane) - 1;
-#pragma unroll 4
-  for (int first = begin; first < end; first += kStep) {
-    const int pair = first + 4 * lane;
-    const int4 ids = experts_at<kFlat>(experts, k, pair, end);
+  const auto put = [&](int4 ids, int pair) {
     const bool mine[4] = {ids.x == expert, ids.y == expert, ids.z == expert, ids.w == expert};
-    if (!__any_sync(0xffffffffu, mine[0] || mine[1] || mine[2] || mine[3])) continue;
+    if (!__any_sync(0xffffffffu, mine[0] || mine[1] || mine[2] || mine[3])) return;
     int at = place;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -81,6 +86,13 @@ __global__ void __launch_bounds__(kGroupWarps* kWarp)
       tokens[at] = (pair + i) / k;
       places[pair + i] = at++;
     }
+  };
+#pragma unroll
+  for (int i = 0; i < kKeptSteps; ++i) put(kept[i], begin + i * kStep + 4 * lane);
+#pragma unroll 1
+  for (int first = unkept; first < end; first += kStep) {
+    const int pair = first + 4 * lane;
+    put(experts_at<kFlat>(experts, k, pair, end), pair);
   }
 }
 
