@@ -106,20 +106,22 @@ class VariantLane : public Base::Lane<kTokenTiles> {
   }
 };
 
+template <int kVariant, int kTokens>
+struct VariantInputs : Base::Inputs<kTokens> {
+  using Parent = Base::Inputs<kTokens>;
+  using Parent::Parent;
+  __device__ __forceinline__ void bring(int step, uint32_t to, uint32_t barrier) const {
+    if constexpr (kVariant != kNoInputs) return Parent::bring(step, to, barrier);
+    if (threadIdx.x % kWarp == 0) arrive(barrier);
+  }
+};
+
 template <int kVariant>
 struct Source : Base {
   template <int kTokenTiles>
   using Lane = VariantLane<kVariant, kTokenTiles>;
   template <int kTokens>
-  static __device__ __forceinline__ void bring_inputs(const StreamPhase& phase,
-                                                      const TokenTile& tokens, int step,
-                                                      const uint16_t* row, uint32_t to,
-                                                      uint32_t barrier) {
-    if constexpr (kVariant != kNoInputs) {
-      return Base::bring_inputs<kTokens>(phase, tokens, step, row, to, barrier);
-    }
-    if (threadIdx.x % kWarp == 0) arrive(barrier);
-  }
+  using Inputs = VariantInputs<kVariant, kTokens>;
 };
 
 struct Machine {

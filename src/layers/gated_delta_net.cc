@@ -30,10 +30,9 @@ TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const LinearInpu
   const TensorView mixed = mix(step, layer, x);
   const TensorView z = x.z.reshape(mixed.shape());
   if (step.product_observer == nullptr) {
-    return w.output.run(
-        step,
-        prepare_gated_norm_input(step.stream, step.workspace, mixed, z, w.norm_weight,
-                                 norm_epsilon_, braid::input_rounding(step, {&w.output.weight()})));
+    return w.output.run(step, prepare_gated_norm_input(
+                                  step.stream, step.workspace, mixed, z, w.norm_weight,
+                                  norm_epsilon_, made_input_rounding(step, {&w.output.weight()})));
   }
   gated_rms_norm(step.stream, mixed, z, w.norm_weight, norm_epsilon_, mixed);
   return w.output.run(step, mixed.reshape({step.num_tokens(), dimensions_.value_width()}));
@@ -88,7 +87,7 @@ std::optional<LinearInput> GatedDeltaNet::mix_in_one_pass(StepContext& step, int
                            .value_heads = d.value_heads,
                            .value_dim = d.value_dim,
                            .order = order_,
-                           .rounding = braid::input_rounding(step, {&w.output.weight()})};
+                           .rounding = made_input_rounding(step, {&w.output.weight()})};
   return delta_step(step.stream, step.workspace, call, memory.store, memory.sequences);
 }
 

@@ -96,14 +96,30 @@ InputRounding input_rounding(const StepContext& step,
   return rounding;
 }
 
+namespace {
+
+// bfloat16 instead of int8 on a CUDA device for up to so many tokens, unless deterministic.
+InputRounding rounding_below(const StepContext& step, std::initializer_list<const Weight*> readers,
+                             int64_t tokens) {
+  const InputRounding rounding = input_rounding(step, readers);
+  const bool few =
+      !step.stream.is_cpu() && !step.stream.cuda().deterministic() && step.num_tokens() <= tokens;
+  const bool int8 = rounding.precision == ActivationPrecision::kInt8;
+  return few && int8 ? InputRounding{ActivationPrecision::kBF16, {}} : rounding;
+}
+
+}  // namespace
+
 InputRounding gated_input_rounding(const StepContext& step,
                                    std::initializer_list<const Weight*> readers) {
   constexpr int64_t kFewTokens = 64;
-  const InputRounding rounding = input_rounding(step, readers);
-  const bool one_pass = !step.stream.is_cpu() && !step.stream.cuda().deterministic() &&
-                        step.num_tokens() <= kFewTokens;
-  const bool int8 = rounding.precision == ActivationPrecision::kInt8;
-  return one_pass && int8 ? InputRounding{ActivationPrecision::kBF16, {}} : rounding;
+  return rounding_below(step, readers, kFewTokens);
+}
+
+InputRounding made_input_rounding(const StepContext& step,
+                                  std::initializer_list<const Weight*> readers) {
+  constexpr int64_t kFewTokens = 8;
+  return rounding_below(step, readers, kFewTokens);
 }
 
 LinearInput prepare_input(StepContext& step, const TensorView& x,

@@ -61,6 +61,10 @@ InputRounding input_rounding(const StepContext& step, std::initializer_list<cons
 // tokens, which rounding to int8 makes no faster: it is to bfloat16 then, unless deterministic.
 InputRounding gated_input_rounding(const StepContext& step,
                                    std::initializer_list<const Weight*> readers);
+// Of an input that a kernel on a CUDA device makes on its way if it is bfloat16. A scale of int8
+// takes one more, which for up to 8 tokens costs more than products of bfloat16 inputs do.
+InputRounding made_input_rounding(const StepContext& step,
+                                  std::initializer_list<const Weight*> readers);
 
 // Rounds x as the step's precision asks, once for all the matrices that read it.
 LinearInput prepare_input(StepContext& step, const TensorView& x,

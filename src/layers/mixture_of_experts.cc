@@ -18,14 +18,19 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
   Outputs outputs;
   outputs.experts = workspace.take(DType::kI32, {tokens, top_k_});
   outputs.weights = workspace.take(DType::kF32, {tokens, top_k_});
-  outputs.groups = route_to_experts(stream, workspace, router_logits, weights_.expert_scale,
-                                    outputs.experts, outputs.weights, softmax_);
+  const Router router{router_logits, weights_.expert_scale, softmax_};
+  const bool in_place = step.product_observer == nullptr && !beside.out.empty() &&
+                        route_in_place(stream, workspace, router, outputs.experts, outputs.groups);
+  if (!in_place) {
+    outputs.groups = route_to_experts(stream, workspace, router_logits, weights_.expert_scale,
+                                      outputs.experts, outputs.weights, softmax_);
+  }
   outputs.rows = workspace.take(DType::kF32, {pairs, down.rows()});
   const bool joined = !weights_.gate_up.empty();
   GatedMlpCall calls[] = {beside.mlp.call(beside.x, beside.out),
                           {activation_, joined ? &weights_.gate_up : &weights_.gate, &weights_.up,
                            &down, &x, &outputs.groups, outputs.rows}};
-  calls[0].early = true;  // the routing has been queued since
+  calls[0].early = true;  // the router has been queued since
   const TensorView exact = outputs.rows;
   const TensorView rounded(exact.raw(), DType::kBF16, exact.shape(), exact.device());
   const auto in_one_pass = [&](size_t first) {
@@ -38,6 +43,7 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
     return false;
   };
   if (in_one_pass(0)) return outputs;
+  finish_routing(stream, outputs.groups, outputs.experts, outputs.weights);
   beside.mlp.run(step, beside.x, beside.out);
   if (in_one_pass(1)) return outputs;
   const TensorView& offsets = outputs.groups.offsets;

@@ -61,6 +61,8 @@ void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& e
                    const TensorView& experts, const TensorView& weights, RouterSoftmax softmax);
 // Fills groups, whose views are taken.
 void group_by_expert(Stream& stream, const TensorView& experts, const ExpertGroups& groups);
+// See route_in_place().
+bool can_route_in_place(const Stream& stream, const TensorView& logits, int64_t k);
 // Returns false, having done nothing, if there are too many pairs for one block.
 bool route_to_experts(Stream& stream, const TensorView& logits, const TensorView& expert_scale,
                       const TensorView& experts, const TensorView& weights, RouterSoftmax softmax,

@@ -55,6 +55,7 @@ void top_k_experts(Stream&, const TensorView&, const TensorView&, const TensorVi
   refuse();
 }
 void group_by_expert(Stream&, const TensorView&, const ExpertGroups&) { refuse(); }
+bool can_route_in_place(const Stream&, const TensorView&, int64_t) { refuse(); }
 bool route_to_experts(Stream&, const TensorView&, const TensorView&, const TensorView&,
                       const TensorView&, RouterSoftmax, const ExpertGroups&) {
   refuse();

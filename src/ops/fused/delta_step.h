@@ -13,7 +13,7 @@ struct DeltaStepCall {
   TensorView raw;   // [tokens, channels]: q ‖ k ‖ v, all heads of each
   TensorView conv;  // [channels, width], as causal_conv_silu() takes it
   TensorView z;     // [tokens, value_heads · value_dim]
-  // b = W_b·x and a = W_a·x. x was complete before the last op that was queued began (see
+  // b = W_b·x and a = W_a·x. x was made by an op in front of the last one that is queued (see
   // GatedMlpCall::early).
   const LinearInput& x;
   const Weight& b_weight;  // [value_heads, cols]

@@ -68,6 +68,8 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
   const bool rounds = calls.back().out.dtype() == DType::kBF16;
   const bool codes = calls[0].x->token_codes.rank() == 2;
   if (rounds && (!can_round(stream, calls) || (!codes && calls.size() > 1))) return false;
+  const ExpertGroups* groups = calls.back().groups;
+  if ((rounds || codes) && groups != nullptr && !groups->router.logits.empty()) return false;
   const OpScope op(stream, "gated_mlps", calls[0].gate->format->name,
                    [&] { return work_of(calls); });
   if (codes) return cuda::int8_mlps(stream, workspace, calls);

@@ -16,11 +16,12 @@ struct GatedMlpCall {
   const Weight* up;
   const Weight* down;    // [hidden, width] or [experts, hidden, width]
   const LinearInput* x;  // [tokens, hidden]
-  // Of experts: who meets whom. Null: every token.
+  // Of experts: who meets whom, maybe in place (see route_in_place()). Null: every token.
   const ExpertGroups* groups;
   TensorView out;  // [tokens, hidden], or [pairs, hidden] sorted by expert. See gated_mlps().
-  // x was complete before the last op that was queued began. (Every kernel that overlaps with the
-  // one in front of it waits for it before it lets the next one begin.) It need not be waited for.
+  // x was made by an op in front of the last one that is queued, so it is complete when this one
+  // begins. (Every kernel that overlaps with the one in front of it waits for it before it lets the
+  // next one begin.) It need not be waited for.
   bool early = false;
 };
 

@@ -166,7 +166,9 @@ void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts
   }
   const TensorView combined = workspace.take(DType::kF32, x.shape());
   const TensorView gate = workspace.take(DType::kF32, {x.dim(0), 1});
-  combine_experts(stream, experts.rows, experts.groups, experts.experts, experts.weights, combined);
+  ExpertGroups groups = experts.groups;
+  finish_routing(stream, groups, experts.experts, experts.weights);
+  combine_experts(stream, experts.rows, groups, experts.experts, experts.weights, combined);
   linear(stream, shared.gate, shared.gate_input, gate);
   add_sigmoid_scaled(stream, combined, shared.rows, gate);
   add_branch(stream, workspace, {.y = combined, .normed = false}, x, norms, inputs);
@@ -217,8 +219,10 @@ void add_dense_and_experts(Stream& stream, Workspace& workspace, const ExpertRow
                     });
     return;
   }
-  combine_with_dense(stream, workspace, experts.rows, experts.groups, experts.experts,
-                     experts.weights, halves, branch.y);
+  ExpertGroups groups = experts.groups;
+  finish_routing(stream, groups, experts.experts, experts.weights);
+  combine_with_dense(stream, workspace, experts.rows, groups, experts.experts, experts.weights,
+                     halves, branch.y);
   add_branch(stream, workspace, branch, x, norms, inputs);
 }
 

@@ -69,7 +69,7 @@ struct SharedExpert {
 // x ← x + combined experts + sigmoid(gate·gate_input) · shared rows, then inputs as in
 // add_branch(). One pass on a CUDA device, for bfloat16 gates and rows of up to 4096 elements; the
 // gate's sum then has another order. All but the rows of experts and the shared expert must have
-// been complete before the last op that was queued began (see GatedMlpCall::early).
+// been made by ops in front of the last one that is queued (see GatedMlpCall::early).
 void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts,
                  const SharedExpert& shared, const TensorView& x, std::span<const InputNorm> norms,
                  std::span<LinearInput> inputs);

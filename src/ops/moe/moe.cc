@@ -156,6 +156,26 @@ ExpertGroups route_to_experts(Stream& stream, Workspace& workspace, const Tensor
   return group_by_expert(stream, workspace, experts, logits.dim(1));
 }
 
+bool route_in_place(Stream& stream, Workspace& workspace, const Router& router,
+                    const TensorView& experts, ExpertGroups& groups) {
+  const TensorView& logits = router.logits;
+  if (stream.is_cpu() || logits.empty()) return false;
+  if (!cuda::can_route_in_place(stream, logits, experts.dim(1))) return false;
+  groups = take_groups(workspace, experts.num_elements(), logits.dim(1));
+  groups.router = router;
+  return true;
+}
+
+void finish_routing(Stream& stream, ExpertGroups& groups, const TensorView& experts,
+                    const TensorView& weights) {
+  const Router router = groups.router;
+  if (router.logits.empty()) return;
+  groups.router = {};
+  BRAID_CHECK(cuda::route_to_experts(stream, router.logits, router.expert_scale, experts, weights,
+                                     router.softmax, groups),
+              "logits {}", to_string(router.logits.shape()));
+}
+
 void combine_experts(Stream& stream, const TensorView& y, const ExpertGroups& groups,
                      const TensorView& experts, const TensorView& weights, const TensorView& out) {
   BRAID_CHECK(experts.rank() == 2 && experts.shape() == weights.shape(), "experts {}, weights {}",

@@ -23,11 +23,20 @@ void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& e
                    const TensorView& experts, const TensorView& weights,
                    RouterSoftmax softmax = RouterSoftmax::kChosen);
 
+// What experts are chosen by, as top_k_experts() does.
+struct Router {
+  TensorView logits;        // [tokens, experts]
+  TensorView expert_scale;  // [experts], or empty
+  RouterSoftmax softmax = RouterSoftmax::kChosen;
+};
+
 // (token, choice) pairs sorted by expert, then by token. All int32, in the workspace.
 struct ExpertGroups {
   TensorView offsets;  // [experts + 1]: pairs of expert e are [offsets[e], offsets[e+1])
   TensorView tokens;   // [tokens · k]: the token of each sorted pair
   TensorView places;   // [tokens · k]: where pair (token, choice) went
+  // With logits: nothing of this is in memory yet, nor are the choices; see route_in_place().
+  Router router;
 };
 ExpertGroups group_by_expert(Stream& stream, Workspace& workspace, const TensorView& experts,
                              int64_t num_experts);
@@ -37,6 +46,15 @@ ExpertGroups route_to_experts(Stream& stream, Workspace& workspace, const Tensor
                               const TensorView& expert_scale, const TensorView& experts,
                               const TensorView& weights,
                               RouterSoftmax softmax = RouterSoftmax::kChosen);
+
+// For few tokens on some CUDA devices: groups with a router, from whose logits gated_mlps(), then
+// add_experts() and add_dense_and_experts() find groups, choices and weights by themselves, with
+// the results of route_to_experts(). Nothing is queued. False: groups are as they were.
+bool route_in_place(Stream& stream, Workspace& workspace, const Router& router,
+                    const TensorView& experts, ExpertGroups& groups);
+// Puts all of it into memory after all, for other ops. Nothing happens to groups without a router.
+void finish_routing(Stream& stream, ExpertGroups& groups, const TensorView& experts,
+                    const TensorView& weights);
 
 // out[t] = Σ_choice weights[t, choice] · y[place of (t, choice)], summed by ascending expert.
 // y: [tokens · k, width], on CUDA devices also bfloat16; out: [tokens, width].

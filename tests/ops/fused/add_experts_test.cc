@@ -25,9 +25,25 @@ class AddExpertsTest : public OpTest {
       weights.fill_normal(random);
       rows.fill_normal(random);
       groups = group_by_expert(stream, workspace, experts, num_experts);
+      if (stream.is_cpu() || random.integer(0, 1) == 0) return;
+      logits = std::make_unique<PaddedTensor>(Shape{tokens, num_experts}, random.integer(0, 2));
+      logits->fill_normal(random, 3);
+      scale = Tensor(DType::kF32, {num_experts}, op_test_device);
+      for (float& s : scale.view().span<float>()) s = random.uniform(0.1f, 2);
+      const Router router{logits->view(), random.integer(0, 1) == 1 ? scale.view() : TensorView(),
+                          random.pick({RouterSoftmax::kChosen, RouterSoftmax::kAll})};
+      if (!route_in_place(stream, workspace, router, experts, in_place)) return;
+      // The same in memory, for the single ops.
+      groups = route_to_experts(stream, workspace, router.logits, router.expert_scale, experts,
+                                weights, router.softmax);
+      unread_experts = Tensor(DType::kI32, {tokens, k}, op_test_device);
+      std::fill_n(unread_experts.view().data<int32_t>(), tokens * k, -1);
+      unread_weights = std::make_unique<PaddedTensor>(Shape{tokens, k}, 0);
     }
     ExpertRows all() const {
-      return {rounded.view().empty() ? rows.view() : rounded.view(), groups, experts, weights};
+      const TensorView& values = rounded.view().empty() ? rows.view() : rounded.view();
+      if (in_place.router.logits.empty()) return {values, groups, experts, weights};
+      return {values, in_place, unread_experts, *unread_weights};
     }
     // all().rows become bfloat16, `rows` the same numbers.
     void round() {
@@ -46,6 +62,10 @@ class AddExpertsTest : public OpTest {
     Tensor experts;
     PaddedTensor weights, rows;
     ExpertGroups groups;
+    // Where the choices are found by the op.
+    std::unique_ptr<PaddedTensor> logits, unread_weights;
+    Tensor scale, unread_experts;
+    ExpertGroups in_place;
   };
 
   Tensor norm_weight(int64_t width) {

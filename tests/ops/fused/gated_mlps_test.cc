@@ -24,6 +24,7 @@ struct Sizes {
   bool joined = true;                 // gate and up of the experts in one tensor
   FormatId format = FormatId::kBF16;  // on the device in tiles, where it has them
   bool rounds = false;                // results of experts
+  bool in_place = false;              // experts are chosen by the kernel itself
   // By force, of experts.
   std::optional<cuda::ProductPath> path = std::nullopt;
 };
@@ -106,6 +107,20 @@ class GatedMlpsTest : public OpTest {
     return storage.view();
   }
 
+  // Often the same experts for all tokens; sometimes with ties or NaN.
+  void fill_logits(PaddedTensor& logits) {
+    logits.fill_normal(random, 3);
+    const int64_t kind = random.integer(0, 3);
+    for (int64_t t = 0; t < logits.view().dim(0); ++t) {
+      for (int64_t e = 0; e < logits.view().dim(1); ++e) {
+        float& logit = logits.row(t)[e];
+        if (kind == 0) logit = std::round(logit);
+        if (kind == 1 && random.integer(0, 3) > 0) logit = std::nanf("");
+        if (kind == 2 && t > 0 && random.integer(0, 7) > 0) logit = logits.row(0)[e];
+      }
+    }
+  }
+
   void check(const Sizes& s) {
     SCOPED_TRACE(fmt::format("{}, {} tokens, hidden {}, dense {}, {} experts of {}, {}",
                              quant_format(s.format).name, s.tokens, s.hidden, s.dense_width,
@@ -139,13 +154,23 @@ class GatedMlpsTest : public OpTest {
       calls.push_back({activation, gate, up, down, &dense_input, nullptr, dense_out.view()});
     }
     Tensor storage;
-    ExpertGroups groups;
-    if (s.experts > 0) {
+    PaddedTensor logits({s.tokens, std::max<int64_t>(s.experts, 1)}, random.integer(0, 2));
+    ExpertGroups groups, in_place;
+    if (s.in_place) {
+      storage = Tensor(DType::kI32, {s.tokens, s.top_k}, device);
+      const Tensor weights(DType::kF32, {s.tokens, s.top_k}, device);
+      fill_logits(logits);
+      groups = route_to_experts(stream, workspace, logits, {}, storage, weights);
+      ASSERT_TRUE(route_in_place(stream, workspace, {logits.view(), {}}, storage, in_place));
+    } else if (s.experts > 0) {
       groups = group_by_expert(stream, workspace, choose(s, storage), s.experts);
+    }
+    if (s.experts > 0) {
       const Weight* gate = make({s.experts, (s.joined ? 2 : 1) * s.expert_width, s.hidden});
       const Weight* up = s.joined ? &none : make({s.experts, s.expert_width, s.hidden});
       const Weight* down = make({s.experts, s.hidden, s.expert_width});
-      calls.push_back({activation, gate, up, down, &expert_input, &groups, expert_out.view()});
+      calls.push_back({activation, gate, up, down, &expert_input, s.in_place ? &in_place : &groups,
+                       expert_out.view()});
     }
     cuda::ProductTable table("any", 1, 0);
     std::optional<cuda::ProductTableScope> by_force;
@@ -321,6 +346,31 @@ TEST_P(GatedMlpsTest, FewTokensOfManyExpertsMatchReference) {
              .joined = random.integer(0, 1) == 1,
              .format = format});
       if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(GatedMlpsTest, ExpertsChosenInPlaceMatchReference) {
+  if (!on_cuda() || !stream.cuda().overlaps_kernels()) GTEST_SKIP() << "for devices from Hopper on";
+  struct Case {
+    int64_t experts, top_k;
+  };
+  for (const FormatId format : {FormatId::kBF16, FormatId::kW4G128, FormatId::kW8C}) {
+    for (const Case& c : {Case{12, 1}, Case{31, 5}, Case{128, 8}, Case{130, 16}, Case{512, 10}}) {
+      if (small_tests() && c.experts != 31 && c.experts != 128) continue;
+      for (const int64_t tokens : {int64_t{1}, random.integer(2, 7), int64_t{8}}) {
+        if (tokens > 1 && c.experts == 512) continue;
+        check({.tokens = tokens,
+               .hidden = 128 * random.integer(1, 2),
+               .dense_width = 128 * random.integer(0, 1),
+               .expert_width = 128 * random.integer(1, 2),
+               .experts = c.experts,
+               .top_k = c.top_k,
+               .joined = random.integer(0, 1) == 1,
+               .format = format,
+               .in_place = true});
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }

@@ -190,6 +190,17 @@ TEST_P(MoeTest, RoutingIsChoosingAndGrouping) {
       EXPECT_TRUE(same(groups.tokens, expected.tokens));
       EXPECT_TRUE(same(groups.places, expected.places));
       EXPECT_EQ(weights.bits(), weights_again.bits());
+      ExpertGroups in_place;
+      PaddedTensor later({tokens, c.k}, 0);
+      if (!route_in_place(stream, workspace, {logits, scale, softmax}, experts, in_place)) continue;
+      EXPECT_LE(tokens, 8);
+      EXPECT_FALSE(in_place.router.logits.empty());
+      finish_routing(stream, in_place, again, later);
+      EXPECT_TRUE(in_place.router.logits.empty());
+      EXPECT_TRUE(same(in_place.offsets, expected.offsets));
+      EXPECT_TRUE(same(in_place.tokens, expected.tokens));
+      EXPECT_TRUE(same(in_place.places, expected.places));
+      EXPECT_EQ(weights.bits(), later.bits());
     }
   }
 }

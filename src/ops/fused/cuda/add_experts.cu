@@ -4,6 +4,7 @@
 #include "ops/fused/cuda/copied_rows.cuh"
 #include "ops/fused/cuda/row_math.cuh"
 #include "ops/fused/cuda/token_codes.cuh"
+#include "ops/moe/cuda/few_choices.cuh"
 #include "ops/norm/cuda/rms_norm.cuh"
 
 namespace braid::cuda {
@@ -36,6 +37,7 @@ struct ExpertArguments {
   const int32_t* places;
   Rows<const float> weights;
   int k, width;
+  FewChoices few;  // has logits: those are found here
 };
 
 struct Choices {
@@ -48,12 +50,12 @@ __device__ __forceinline__ float4 gain_of(const float* weights, int i, int width
   return weights != nullptr ? load4<true>(weights, i, width) : float4{1, 1, 1, 1};
 }
 
-// By the first warp: places ascend with the expert.
+// By a warp, whose lane has place `own` (beyond k: the largest number): places ascend with the
+// expert.
 template <typename Y>
-__device__ __forceinline__ void sort_choices(const ExpertArguments<Y>& args, int64_t token,
+__device__ __forceinline__ void sort_choices(const ExpertArguments<Y>& args, int own, float weight,
                                              Choices& choices) {
-  const int choice = threadIdx.x;
-  const int own = choice < args.k ? args.places[token * args.k + choice] : INT32_MAX;
+  const int choice = threadIdx.x % kWarp;
   int rank = 0;
 #pragma unroll 2
   for (int other = 0; other < args.k; ++other) {
@@ -62,8 +64,55 @@ __device__ __forceinline__ void sort_choices(const ExpertArguments<Y>& args, int
   if (choice < args.k) {
     choices.places[rank] = own;
     choices.elements[rank] = own * args.rows.stride;
-    choices.weights[rank] = args.weights[token][choice];
+    choices.weights[rank] = weight;
   }
+}
+
+// By the first warp, from memory.
+template <typename Y>
+__device__ __forceinline__ void read_choices(const ExpertArguments<Y>& args, int64_t token,
+                                             Choices& choices) {
+  const int choice = threadIdx.x;
+  const int own = choice < args.k ? args.places[token * args.k + choice] : INT32_MAX;
+  sort_choices(args, own, choice < args.k ? args.weights[token][choice] : 0, choices);
+}
+
+// By all warps: the same, from the router's logits where the choices are not in memory. A barrier
+// of the block must follow.
+struct ChoiceSearch {
+  ChoiceRoom rooms[kMostFewTokens];
+  int keys[kMostFewPairs];
+};
+template <typename Y>
+__device__ __forceinline__ void find_choices(const ExpertArguments<Y>& args, int64_t token,
+                                             ChoiceSearch& search, Choices& choices) {
+  const FewChoices& few = args.few;
+  if (few.logits == nullptr) {
+    if (threadIdx.x < kWarp) read_choices(args, token, choices);
+    return;
+  }
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int warps = min(static_cast<int>(blockDim.x) / kWarp, kMostFewTokens);
+  float weight = 0;
+  const int own_warp = static_cast<int>(token) % warps;
+  if (warp < warps) {
+#pragma unroll 1
+    for (int other = warp; other < few.tokens; other += warps) {
+      const Choice choice = choose_few(few, other, search.rooms[warp]);
+      if (lane < few.k) search.keys[other * few.k + lane] = pair_key(choice.expert, other);
+      if (other == token) {
+        weight = weight_of(choice, few.logits + token * few.stride, few.experts, few.k,
+                           few.over_chosen, few.expert_scale);
+      }
+    }
+  }
+  __syncthreads();
+  if (warp != own_warp) return;
+  int own = INT32_MAX;
+  if (lane < few.k) {
+    own = place_of(search.keys[token * few.k + lane], search.keys, few.tokens * few.k);
+  }
+  sort_choices(args, own, weight, choices);
 }
 
 // The sum of combine_experts(). Where the first rows lie is known before they are there.
@@ -190,7 +239,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Only the rows of experts may be incomplete yet.
   const float4 old = load4<true>(sum.x[token], i, sum.width);
   const float4 gain = gain_of(sum.input_norms[0], i, sum.width);
-  if (threadIdx.x < kWarp) sort_choices(args.experts, token, choices);
+  __shared__ ChoiceSearch search;
+  find_choices(args.experts, token, search, choices);
   float gate = gate_product(args, token);
   gate = block_sum(gate);
   const auto factor = static_cast<float>(1 / (1 + exp(-static_cast<double>(gate))));
@@ -215,7 +265,7 @@ __global__ void __launch_bounds__(kCopiedThreads, kCopiedBlocks)
   const int64_t token = blockIdx.x;
   const int i = 4 * threadIdx.x;
   // Only the rows of experts may be incomplete yet.
-  if (threadIdx.x < kWarp) sort_choices(experts, token, choices);
+  if (threadIdx.x < kWarp) read_choices(experts, token, choices);
   float gate = gate_product(args, token);
   __syncthreads();
   wait_for_inputs();
@@ -266,7 +316,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const float4 dense_gain = gain_of(args.dense_norm, i, sum.width);
   const float4 experts_gain = gain_of(args.experts_norm, i, sum.width);
   const float4 branch_gain = gain_of(args.branch_norm, i, sum.width);
-  if (threadIdx.x < kWarp) sort_choices(args.experts, token, choices);
+  __shared__ ChoiceSearch search;
+  find_choices(args.experts, token, search, choices);
   __syncthreads();
   Combined<8, float> combined(args.experts, choices, i);
   wait_for_inputs();
@@ -293,7 +344,8 @@ ExpertArguments<Y> expert_arguments(const ExpertRows& experts) {
           .places = experts.groups.places.data<int32_t>(),
           .weights = rows_of<const float>(experts.weights),
           .k = static_cast<int>(experts.experts.dim(1)),
-          .width = static_cast<int>(experts.rows.dim(1))};
+          .width = static_cast<int>(experts.rows.dim(1)),
+          .few = few_choices(experts.groups.router, static_cast<int>(experts.experts.dim(1)))};
 }
 
 SumArguments sum_arguments(Stream& stream, Workspace& workspace, const TensorView& x,

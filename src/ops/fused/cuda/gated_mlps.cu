@@ -41,6 +41,10 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
       plan.pairs = rows;
       plan.experts = experts;
       plan.offsets = call.groups->offsets.data<int32_t>();
+      const Router& router = call.groups->router;
+      if (!router.logits.empty()) {
+        plan.few = few_choices(router, rows / static_cast<int>(router.logits.dim(0)));
+      }
     } else {
       plan.tokens = rows;
     }
@@ -50,6 +54,7 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     if (small) continue;
     plan.token_tiles = std::max(plan.token_tiles, stream_token_tiles(plan, rows, experts));
   }
+  if (plan.few.logits != nullptr && plan.token_tiles > 1) return false;
   plan.num_counters = 1;  // the first one counts blocks
   const int num_calls = static_cast<int>(calls.size());
   plan.num_phases = 2 * num_calls;

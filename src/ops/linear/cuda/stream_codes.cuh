@@ -27,19 +27,24 @@ struct CodeSource : TileSource<FormatId::kW8C> {
   static constexpr int kTailWarps = 2;
 
   template <int kTokens>
-  static __device__ __forceinline__ void bring_inputs(const StreamPhase& phase,
-                                                      const TokenTile& tokens, int step,
-                                                      const uint16_t*, uint32_t to,
-                                                      uint32_t barrier) {
-    const int lane = threadIdx.x % kWarp;
-    const int columns = step_columns(phase), boxes = columns / kBoxColumns;
-    if (lane == 0) arrive_and_expect(barrier, kTokens * columns);
-    __syncwarp();
-    if (lane < boxes) {
-      copy_box(to + lane * kTokens * kBoxColumns, &phase.inputs,
-               (step * boxes + lane) * (kBoxColumns / 2), tokens.begin, barrier);
+  class Inputs {
+   public:
+    __device__ Inputs(const StreamPhase& phase, const TokenTile& tokens, const uint16_t*)
+        : map_(&phase.inputs), boxes_(step_columns(phase) / kBoxColumns), begin_(tokens.begin) {}
+    __device__ __forceinline__ void bring(int step, uint32_t to, uint32_t barrier) const {
+      const int lane = threadIdx.x % kWarp;
+      if (lane == 0) arrive_and_expect(barrier, boxes_ * kTokens * kBoxColumns);
+      __syncwarp();
+      if (lane < boxes_) {
+        copy_box(to + lane * kTokens * kBoxColumns, map_,
+                 (step * boxes_ + lane) * (kBoxColumns / 2), begin_, barrier);
+      }
     }
-  }
+
+   private:
+    const CUtensorMap* map_;
+    int boxes_, begin_;
+  };
 
   static int input_bytes(const StreamPhase& phase, int tokens) {
     return tokens * step_columns(phase);

@@ -12,7 +12,7 @@ struct RowSource {
   using Outputs = PlainOutputs;
   static constexpr int kSets = 1;
   static constexpr int kTailBytes = 0, kTailWarps = 0;
-  static constexpr bool kBlocks = true, kDeals = true;
+  static constexpr bool kBlocks = true, kDeals = true, kLooksUpOnce = true;
   static constexpr int kRows = 16, kPieceColumns = 64;
   static constexpr int kPieceBytes = kRows * kPieceColumns * 2;
   // Rows of a box of inputs; rows that are copied singly lie 16 bytes further apart, in other
@@ -23,41 +23,60 @@ struct RowSource {
     return (kSetWarps >> phase.row_shift) * kPieceColumns;
   }
 
-  static __device__ __forceinline__ void bring(const StreamPhase& phase, int expert, int unit,
-                                               int step, uint32_t to, uint32_t barrier) {
-    const int row = expert * phase.expert_rows + unit * phase.unit_rows;
-    const int column_warps = kSetWarps >> phase.row_shift;
-    arrive_and_expect(barrier, slot_bytes<RowSource>());
-    for (int k = 0; k < column_warps; ++k, to += phase.row_warps * kPieceBytes) {
-      const int column = (step * column_warps + k) * kPieceColumns;
-      stream_box(to, &phase.weights.boxes, column, row, barrier);
-      if (phase.gated) {
-        stream_box(to + phase.row_warps * kPieceBytes / 2, &phase.up.boxes, column,
-                   row + phase.up_row, barrier);
+  class Weights {
+   public:
+    __device__ Weights(const StreamPhase& phase, int expert, int unit, int step)
+        : boxes_(&phase.weights.boxes),
+          up_(phase.gated ? &phase.up.boxes : nullptr),
+          row_(expert * phase.expert_rows + unit * phase.unit_rows),
+          up_row_(row_ + phase.up_row),
+          column_warps_(kSetWarps >> phase.row_shift),
+          piece_bytes_(phase.row_warps * kPieceBytes),
+          column_(step * column_warps_ * kPieceColumns) {}
+    __device__ __forceinline__ void bring(bool, uint32_t to, uint32_t barrier) {
+      arrive_and_expect(barrier, slot_bytes<RowSource>());
+      for (int k = 0; k < column_warps_; ++k, to += piece_bytes_, column_ += kPieceColumns) {
+        stream_box(to, boxes_, column_, row_, barrier);
+        if (up_ != nullptr) stream_box(to + piece_bytes_ / 2, up_, column_, up_row_, barrier);
       }
     }
-  }
+
+   private:
+    const CUtensorMap *boxes_, *up_;
+    int row_, up_row_, column_warps_, piece_bytes_, column_;
+  };
 
   template <int kTokens>
-  static __device__ __forceinline__ void bring_inputs(const StreamPhase& phase,
-                                                      const TokenTile& tokens, int step,
-                                                      const uint16_t* row, uint32_t to,
-                                                      uint32_t barrier) {
-    const int lane = threadIdx.x % kWarp;
-    const int column_warps = kSetWarps >> phase.row_shift;
-    const uint32_t bytes = phase.x_rows != nullptr ? tokens.count * kInputStride
-                                                   : column_warps * kTokens * kInputStride;
-    if (lane == 0) arrive_and_expect(barrier, bytes);
-    __syncwarp();
-    if (phase.x_rows == nullptr) {
-      if (lane < column_warps) {
-        copy_box(to + lane * kTokens * kInputStride, &phase.inputs,
-                 (step * column_warps + lane) * kPieceColumns, tokens.begin, barrier);
+  class Inputs {
+   public:
+    __device__ Inputs(const StreamPhase& phase, const TokenTile& tokens, const uint16_t* row)
+        : map_(&phase.inputs),
+          row_(row),
+          copied_(phase.x_rows != nullptr),
+          column_warps_(kSetWarps >> phase.row_shift),
+          begin_(tokens.begin),
+          count_(tokens.count),
+          bytes_((copied_ ? count_ : column_warps_ * kTokens) * kInputStride) {}
+    __device__ __forceinline__ void bring(int step, uint32_t to, uint32_t barrier) const {
+      const int lane = threadIdx.x % kWarp;
+      if (lane == 0) arrive_and_expect(barrier, bytes_);
+      __syncwarp();
+      if (!copied_) {
+        if (lane < column_warps_) {
+          copy_box(to + lane * kTokens * kInputStride, map_,
+                   (step * column_warps_ + lane) * kPieceColumns, begin_, barrier);
+        }
+      } else if (lane < count_) {
+        copy_bytes(to + lane * kCopiedStride, row_ + step * kPieceColumns, kInputStride, barrier);
       }
-    } else if (lane < tokens.count) {
-      copy_bytes(to + lane * kCopiedStride, row + step * kPieceColumns, kInputStride, barrier);
     }
-  }
+
+   private:
+    const CUtensorMap* map_;
+    const uint16_t* row_;
+    bool copied_;
+    int column_warps_, begin_, count_, bytes_;
+  };
 
   static int input_bytes(const StreamPhase& phase, int tokens) {
     const int bytes =

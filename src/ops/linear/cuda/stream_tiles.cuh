@@ -36,6 +36,8 @@ struct TileSource {
   using Sum = float;
   static constexpr int kTailBytes = Layout::kGroup == 0 ? kTileRows * 4 : 0, kTailWarps = 4;
   static constexpr bool kBlocks = true, kDeals = Layout::kGroup == 0;
+  // 4-bit tiles were slower with it (bench/cuda/README.md).
+  static constexpr bool kLooksUpOnce = Layout::kGroup == 0;
   using Outputs = std::conditional_t<(kTailBytes > 0), ScaledOutputs, PlainOutputs>;
   static constexpr int kSets = 2;
   static constexpr int kRows = kTileRows, kPieceColumns = Piece<Layout>::kCols;
@@ -47,53 +49,76 @@ struct TileSource {
     return (kSetWarps >> phase.row_shift) * kPieceColumns;
   }
 
-  static __device__ __forceinline__ void bring(const StreamPhase& phase, int expert, int unit,
-                                               int step, uint32_t to, uint32_t barrier) {
-    bring_panels<kTailBytes>(phase, expert, unit, step, to, barrier);
-  }
-
-  template <int kTail>
-  static __device__ __forceinline__ void bring_panels(const StreamPhase& phase, int expert,
-                                                      int unit, int step, uint32_t to,
-                                                      uint32_t barrier) {
-    const int column_warps = kSetWarps >> phase.row_shift;
-    const int panel_bytes = column_warps * kPieceBytes + kTail;  // in the slot
-    const int first = step * column_warps * kPieceUnits;
-    int bytes = min(column_warps * kPieceUnits, phase.tile_units - first) * Layout::kUnitBytes;
-    if (step == phase.steps - 1) bytes += kTail;
-    arrive_and_expect(barrier, bytes * phase.row_warps);
-    const int panels = phase.row_warps >> (phase.gated ? 1 : 0);
-    const int64_t offset = expert * phase.matrix_bytes + int64_t{first} * Layout::kUnitBytes;
-    for (int i = 0; i < panels; ++i) {
-      const int panel = min(unit * panels + i, phase.panels - 1);
-      const int64_t at = offset + panel * phase.panel_bytes;
-      stream_bytes(to + i * panel_bytes, phase.weights.tiles + at, bytes, barrier);
-      if (phase.gated) {
-        stream_bytes(to + (panels + i) * panel_bytes, phase.up.tiles + at, bytes, barrier);
+  class Weights {
+   public:
+    __device__ Weights(const StreamPhase& phase, int expert, int unit, int step) {
+      const int column_warps = kSetWarps >> phase.row_shift;
+      const int step_units = column_warps * kPieceUnits;
+      row_warps_ = phase.row_warps;
+      step_bytes_ = step_units * Layout::kUnitBytes;
+      last_bytes_ =
+          (phase.tile_units - (phase.steps - 1) * step_units) * Layout::kUnitBytes + kTailBytes;
+      const int panels = row_warps_ >> (phase.gated ? 1 : 0);
+#pragma unroll
+      for (int i = 0; i < kMostPanels; ++i) {
+        const bool up = i >= panels;
+        const int panel = min(unit * panels + (up ? i - panels : i), phase.panels - 1);
+        from_[i] = (up && phase.gated ? phase.up.tiles : phase.weights.tiles) +
+                   expert * phase.matrix_bytes + panel * phase.panel_bytes +
+                   int64_t{step} * step_bytes_;
       }
     }
-  }
+    __device__ __forceinline__ void bring(bool last, uint32_t to, uint32_t barrier) {
+      const int bytes = last ? last_bytes_ : step_bytes_;
+      arrive_and_expect(barrier, bytes * row_warps_);
+#pragma unroll
+      for (int i = 0; i < kMostPanels; ++i) {
+        if (i >= row_warps_) break;
+        stream_bytes(to + i * (step_bytes_ + kTailBytes), from_[i], bytes, barrier);
+        from_[i] += step_bytes_;
+      }
+    }
+
+   private:
+    static constexpr int kMostPanels = 4;  // of a unit, those of gate and up together
+    int row_warps_, step_bytes_, last_bytes_;
+    const uint8_t* from_[kMostPanels];
+  };
 
   template <int kTokens>
-  static __device__ __forceinline__ void bring_inputs(const StreamPhase& phase,
-                                                      const TokenTile& tokens, int step,
-                                                      const uint16_t* row, uint32_t to,
-                                                      uint32_t barrier) {
-    const int lane = threadIdx.x % kWarp;
-    const int columns = step_columns(phase), first = step * columns;
-    if (phase.x_rows == nullptr) {
-      if (lane != 0) return;
-      arrive_and_expect(barrier, columns / kUnitColumns * phase.box_tokens * kChunkBytes);
-      copy_box(to, &phase.inputs, 0, tokens.begin, first / kUnitColumns, barrier);
-    } else {
-      const int bytes = min(columns, phase.cols - first) * 2;
-      if (lane == 0) arrive_and_expect(barrier, tokens.count * bytes);
-      __syncwarp();
-      if (lane < tokens.count) {
-        copy_bytes(to + lane * (columns * 2 + kRowGap), row + first, bytes, barrier);
+  class Inputs {
+   public:
+    __device__ Inputs(const StreamPhase& phase, const TokenTile& tokens, const uint16_t* row)
+        : map_(&phase.inputs),
+          row_(row),
+          columns_(step_columns(phase)),
+          cols_(phase.cols),
+          begin_(tokens.begin),
+          count_(tokens.count),
+          bytes_(phase.x_rows == nullptr ? columns_ / kUnitColumns * phase.box_tokens * kChunkBytes
+                                         : 0) {}
+    __device__ __forceinline__ void bring(int step, uint32_t to, uint32_t barrier) const {
+      const int lane = threadIdx.x % kWarp;
+      const int first = step * columns_;
+      if (bytes_ > 0) {
+        if (lane != 0) return;
+        arrive_and_expect(barrier, bytes_);
+        copy_box(to, map_, 0, begin_, first / kUnitColumns, barrier);
+      } else {
+        const int bytes = min(columns_, cols_ - first) * 2;
+        if (lane == 0) arrive_and_expect(barrier, count_ * bytes);
+        __syncwarp();
+        if (lane < count_) {
+          copy_bytes(to + lane * (columns_ * 2 + kRowGap), row_ + first, bytes, barrier);
+        }
       }
     }
-  }
+
+   private:
+    const CUtensorMap* map_;
+    const uint16_t* row_;  // of this lane's token, where rows are copied
+    int columns_, cols_, begin_, count_, bytes_;
+  };
 
   static int input_bytes(const StreamPhase& phase, int tokens) {
     const int columns = step_columns(phase);

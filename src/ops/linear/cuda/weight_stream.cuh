@@ -11,9 +11,12 @@
 //   kTailBytes: behind the last of a panel's pieces, its rows' scales; or 0. kTailWarps: the most
 //   row warps of phases with those
 //   step_columns(phase)
-//   bring(phase, expert, unit, step, to, barrier): by one lane; announces the bytes itself
-//   bring_inputs(phase, tokens, step, row, to, barrier): by the lanes of a warp, likewise; row: of
-//   this lane's token, where the phase copies rows
+//   kLooksUpOnce: warps keep in registers what all steps of a unit need
+//   Weights(phase, expert, unit, first step), of one lane
+//     .bring(whether it is the last step, to, barrier), step by step; announces the bytes itself
+//   Inputs<tokens of a box>(phase, tokens, row), likewise, of the lanes of a warp; row: of this
+//   lane's token, where the phase copies rows
+//     .bring(step, to, barrier)
 //   Lane<token tiles>(phase, tokens, unit, row warp, column warp, lane)
 //     .multiply(step, weights, inputs, sums), .finish(sums); sums of type Sum; with tails
 //     .pass_scales(phase, weights, to), of the last step, of a row warp's rows
@@ -32,6 +35,7 @@
 #include "ops/linear/cuda/ring.cuh"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/weight_stream.h"
+#include "ops/moe/cuda/few_choices.cuh"
 
 namespace braid::cuda {
 
@@ -92,6 +96,12 @@ struct PlainOutputs {
   __device__ float value(float sum, float, const float*, int) const { return sum; }
 };
 
+// Of adding warps that choose experts.
+struct FewRoom {
+  ChoiceRoom rooms[kMostAdders];
+  int keys[kMostFewPairs], sorted[kMostFewPairs];
+};
+
 template <typename Source, int kTokenTiles>
 struct StreamBlock {
   static constexpr int kTokens = 8 * kTokenTiles;
@@ -100,7 +110,8 @@ struct StreamBlock {
   // and store what the multiplying warps leave of a unit, while those go on.
   static constexpr int kAdders = Source::kSets > 1 && kTokenTiles > 1 ? 2 : kMostAdders;
   using Sum = typename Source::Sum;
-  static constexpr bool kBlocks = Source::kBlocks;
+  static constexpr bool kBlocks = Source::kBlocks, kChooses = kBlocks && kTokenTiles == 1;
+  static constexpr bool kRehearses = Source::kLooksUpOnce;
   static constexpr int kAdderThreads = kAdders * kWarp;
   static constexpr int kWeightWarp = kMultipliers, kInputWarp = kMultipliers + 1,
                        kFirstAdder = kMultipliers + 2;
@@ -111,12 +122,21 @@ struct StreamBlock {
   TokenTile* list;
   int32_t* pair_tokens;      // [listed pairs]
   int32_t* dealt;            // [most dealt], ends with a number that no unit has; then [blocks]
+  FewRoom* few_room;         // where experts are chosen here
+  uint32_t full_barriers;    // those of `empty` follow
   uint32_t weights, inputs;  // of the ring's first slot
   float* partials;
   int partial_size, scales_size;  // in floats
 
-  __device__ uint32_t full(int slot) const { return shared_address(&barriers.full[slot]); }
-  __device__ uint32_t empty(int slot) const { return shared_address(&barriers.empty[slot]); }
+  // Where registers are few the compiler works the address out again at each step, which takes a
+  // warp fifty cycles.
+  static constexpr bool kKeepsAddress = !Source::kLooksUpOnce && kTokenTiles == 1;
+  __device__ uint32_t full(int slot) const {
+    return kKeepsAddress ? full_barriers + 8 * slot : shared_address(&barriers.full[slot]);
+  }
+  __device__ uint32_t empty(int slot) const {
+    return kKeepsAddress ? full(slot + kMostSlots) : shared_address(&barriers.empty[slot]);
+  }
 
   // Calls run(phase, index of the tile, tile, unit) for this block's units.
   template <typename Run>
@@ -129,7 +149,7 @@ struct StreamBlock {
         wait_barrier(shared_address(&barriers.listed), 0);
         tiles = barriers.num_listed;
       }
-      const int units = phase.units();
+      const int units = phase.num_units;
       int at = -1;  // in the list of what this block was dealt
       if constexpr (Source::kDeals) {
         if (plan.most_dealt > 0 && p == plan.num_phases - 1) {
@@ -209,6 +229,48 @@ struct StreamBlock {
     arrive_of_warp(shared_address(&barriers.listed));
   }
 
+  // The same from the router's logits, for few tokens: an expert has one tile.
+  __device__ void choose_experts() {
+    static_assert(kAdderThreads >= kMostFewPairs && kTokens >= kMostFewTokens);
+    const int thread = threadIdx.x - kFirstAdder * kWarp;
+    const int lane = thread % kWarp, warp = thread / kWarp;
+    const FewChoices& few = plan.few;
+    wait_for_inputs();
+#pragma unroll 1
+    for (int token = warp; token < few.tokens; token += kAdders) {
+      const int expert = choose_few(few, token, few_room->rooms[warp]).expert;
+      if (lane < few.k) few_room->keys[token * few.k + lane] = pair_key(expert, token);
+    }
+    sync_adders();
+    int* sorted = few_room->sorted;
+    if (thread < plan.pairs) {
+      const int key = few_room->keys[thread];
+      const int place = place_of(key, few_room->keys, plan.pairs);
+      sorted[place] = key;
+      pair_tokens[place] = key & (kMostFewTokens - 1);
+    }
+    sync_adders();
+    if (warp == 0) {
+      int tiles = 0;
+#pragma unroll 1
+      for (int first = 0; first < plan.pairs; first += kWarp) {
+        const int pair = first + lane;
+        const int expert = pair < plan.pairs ? sorted[pair] >> kTokenBits : -1;
+        const bool begins = expert >= 0 && (pair == 0 || sorted[pair - 1] >> kTokenBits != expert);
+        const unsigned all = __ballot_sync(0xffffffffu, begins);
+        if (begins) {
+          int end = pair + 1;
+          while (end < plan.pairs && sorted[end] >> kTokenBits == expert) ++end;
+          list[tiles + __popc(all & ((1u << lane) - 1))] = {
+              static_cast<uint16_t>(expert), static_cast<uint16_t>(end - pair), pair};
+        }
+        tiles += __popc(all);
+      }
+      if (lane == 0) barriers.num_listed = tiles;
+    }
+    arrive_of_warp(shared_address(&barriers.listed));
+  }
+
   // By the first adding warp, once experts are listed: the units of the last phase, by the steps of
   // the phases before. A block that waits for others' results has its first weights there, whenever
   // it was done before; so no block counts as further ahead than its ring holds if the experts'
@@ -218,7 +280,7 @@ struct StreamBlock {
     wait_barrier(shared_address(&barriers.listed), 0);
     const auto units_of = [&](const StreamPhase& phase) {
       const int tiles = phase.routed ? barriers.num_listed : (plan.tokens + kTokens - 1) / kTokens;
-      return tiles * phase.units();
+      return tiles * phase.num_units;
     };
     int32_t* loads = dealt + plan.most_dealt;
 #pragma unroll 1
@@ -243,11 +305,16 @@ struct StreamBlock {
   __device__ void bring_weights() {
     Ring ring(plan.slots);
     for_each_unit([&](const StreamPhase& phase, int, const TokenTile& tokens, int unit) {
+      using UnitWeights = typename Source::Weights;
+      UnitWeights unit_weights(phase, tokens.expert, unit, 0);
 #pragma unroll 1
-      for (int step = 0; step < phase.steps; ++step, ring.advance()) {
+      for (int left = phase.steps - 1; left >= 0; --left, ring.advance()) {
         wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
-        Source::bring(phase, tokens.expert, unit, step,
-                      weights + ring.slot() * slot_bytes<Source>(), full(ring.slot()));
+        if constexpr (!Source::kLooksUpOnce) {
+          unit_weights = UnitWeights(phase, tokens.expert, unit, phase.steps - 1 - left);
+        }
+        unit_weights.bring(left == 0, weights + ring.slot() * slot_bytes<Source>(),
+                           full(ring.slot()));
       }
     });
   }
@@ -271,15 +338,20 @@ struct StreamBlock {
         const int32_t token = plan.listed_pairs > 0 ? pair_tokens[pair] : phase.x_rows[pair];
         row = phase.x + token * phase.x_stride;
       }
-      int there = 0;  // columns of the inputs
-      for (int step = 0; step < phase.steps; ++step, ring.advance()) {
+      using UnitInputs = typename Source::template Inputs<kTokens>;
+      UnitInputs unit_inputs(phase, tokens, row);
+      const int steps = phase.steps, slot_inputs = plan.slot_inputs;
+      // Columns of the inputs that are there.
+      int there = kBlocks && phase.awaits >= 0 ? 0 : phase.cols;
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step, ring.advance()) {
         wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
-        if (kBlocks && phase.awaits >= 0 && there < phase.cols) {
+        if (kBlocks && there < phase.cols) {
           const int end = min((step + 1) * Source::step_columns(phase), phase.cols);
           while (there < end) there = columns_there(phase, tile, known);
         }
-        Source::template bring_inputs<kTokens>(
-            phase, tokens, step, row, inputs + ring.slot() * plan.slot_inputs, full(ring.slot()));
+        if constexpr (!Source::kLooksUpOnce) unit_inputs = UnitInputs(phase, tokens, row);
+        unit_inputs.bring(step, inputs + ring.slot() * slot_inputs, full(ring.slot()));
       }
     });
     if (!waited) wait_for_inputs();
@@ -305,14 +377,19 @@ struct StreamBlock {
       Sum sums[Source::kRows / 16][kTokenTiles][4] = {};
       const int first_step = (set - first_set + Source::kSets) % Source::kSets;
       first_set = (first_set + phase.steps) % Source::kSets;
+      const int kept_steps = phase.steps, kept_inputs = plan.slot_inputs;
+      const auto steps = [&] { return Source::kLooksUpOnce ? kept_steps : phase.steps; };
+      const auto slot_inputs = [&] {
+        return Source::kLooksUpOnce ? kept_inputs : plan.slot_inputs;
+      };
 #pragma unroll 1
-      for (int step = first_step; step < phase.steps; step += Source::kSets, ring.advance()) {
+      for (int step = first_step; step < steps(); step += Source::kSets, ring.advance()) {
         const int slot = ring.slot() * Source::kSets + set;
         wait_barrier(full(slot), ring.parity());
-        own.multiply(step, weights + slot * slot_bytes<Source>(), inputs + slot * plan.slot_inputs,
+        own.multiply(step, weights + slot * slot_bytes<Source>(), inputs + slot * slot_inputs(),
                      sums);
         if constexpr (Source::kTailBytes > 0) {
-          if (step == phase.steps - 1) {
+          if (step == steps() - 1) {
             own.pass_scales(phase, weights + slot * slot_bytes<Source>(),
                             scales_of(buffers) + row_warp * Source::kRows);
           }
@@ -348,7 +425,7 @@ struct StreamBlock {
   __device__ void add_up() {
     const int thread = threadIdx.x - kFirstAdder * kWarp;
     Ring buffers(kStreamBuffers);
-    bool counted = false;
+    bool counted = false, rehearsed = !kRehearses;
     const auto tell_counted = [&] {
       if (!counted && thread % kWarp == 0) arrive(shared_address(&barriers.counted));
       counted = true;
@@ -357,12 +434,11 @@ struct StreamBlock {
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit) {
       if (phase.counts < 0) tell_counted();
       const typename Source::Outputs outputs(phase, tokens);
-      wait_for_sums();
+      if (!kBlocks || !phase.gated) wait_for_sums();
       const Sum* partial = reinterpret_cast<const Sum*>(partials) + buffers.slot() * partial_size;
       const int row_stride = partial_stride<Source>(phase.row_warps);
       const int part_stride = plan.partial_tokens * row_stride;
-      const int parts = kMultipliers >> phase.row_shift;
-      const float* scales = scales_of(buffers);
+      int parts = kMultipliers >> phase.row_shift;
       const int shift = kRowShift + phase.row_shift, rows = 1 << shift;
       const auto sum_of = [&](int token, int row) {
         const Sum* at = partial + token * row_stride + row;
@@ -373,6 +449,7 @@ struct StreamBlock {
       };
       if (!kBlocks || !phase.gated) {
         const int first_row = unit << shift;
+        const float* scales = scales_of(buffers);
 #pragma unroll 1
         for (int i = thread; i < tokens.count << shift; i += kAdderThreads) {
           const int token = i >> shift, row = i & (rows - 1);
@@ -384,16 +461,30 @@ struct StreamBlock {
         }
       } else {
         const int half = rows / 2, first_row = unit * half;
+        const float* scales = reinterpret_cast<const float*>(barriers.warp_tiles);
+        // The first time with no sums and no stores before: others wait for what is made here, and
+        // fetching the instructions takes as long as they do.
 #pragma unroll 1
-        for (int i = thread; i < tokens.count << (shift - 1); i += kAdderThreads) {
-          const int token = i >> (shift - 1), row = i & (half - 1);
-          const float of_token = outputs.of_token(token);
-          if (first_row + row >= phase.rows) continue;
-          const float gate = outputs.value(sum_of(token, row), of_token, scales, row);
-          const float up = outputs.value(sum_of(token, half + row), of_token, scales, half + row);
-          const float active = phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
-          phase.packed[(tokens.begin + token) * phase.out_stride + first_row + row] =
-              static_cast<uint16_t>(pack_bfloat16(active * up, 0));
+        for (;; rehearsed = true) {
+          if (rehearsed) wait_for_sums();
+          if (rehearsed) scales = scales_of(buffers);
+          parts = rehearsed ? kMultipliers >> phase.row_shift : 0;
+#pragma unroll 1
+          for (int i = thread; i < tokens.count << (shift - 1); i += kAdderThreads) {
+            const int token = i >> (shift - 1), row = i & (half - 1);
+            const float of_token = outputs.of_token(token);
+            if (first_row + row >= phase.rows) continue;
+            const int of_gate = rehearsed ? row : 0, of_up = rehearsed ? half + row : 0;
+            const float gate = outputs.value(sum_of(token, of_gate), of_token, scales, of_gate);
+            const float up = outputs.value(sum_of(token, of_up), of_token, scales, of_up);
+            const float active =
+                phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
+            if (rehearsed) {
+              phase.packed[(tokens.begin + token) * phase.out_stride + first_row + row] =
+                  static_cast<uint16_t>(pack_bfloat16(active * up, 0));
+            }
+          }
+          if (rehearsed) break;
         }
       }
       arrive_of_warp(sums_empty(buffers.slot()));
@@ -501,26 +592,26 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   extern __shared__ unsigned char unaligned[];
   unsigned char* ring = unaligned + (-shared_address(unaligned) & (kBoxAlignment - 1));
   unsigned char* inputs = ring + ring_bytes<Source>(plan.slots);
-  auto* partials = reinterpret_cast<float*>(inputs + plan.slots * plan.slot_inputs);
-  int partial_size = 0, scales_size = 0;
-  for (int p = 0; p < plan.num_phases; ++p) {
-    partial_size =
-        max(partial_size, partial_floats<Source>(plan.phases[p].row_warps, plan.partial_tokens));
-    scales_size = max(scales_size, scale_floats<Source>(plan.phases[p].row_warps));
-  }
-  auto* entries =
-      reinterpret_cast<TokenTile*>(partials + kStreamBuffers * partial_size + scales_size);
+  auto* few_room = reinterpret_cast<FewRoom*>(inputs + plan.slots * plan.slot_inputs);
+  const int few_rooms = Block::kChooses && plan.few.logits != nullptr ? 1 : 0;
+  auto* partials = reinterpret_cast<float*>(few_room + few_rooms);
+  auto* entries = reinterpret_cast<TokenTile*>(partials + kStreamBuffers * plan.partial_size +
+                                               plan.scales_size);
   auto* words = reinterpret_cast<int32_t*>(entries + plan.most_entries);
+  uint32_t full_barriers = shared_address(barriers.full);
+  if constexpr (Block::kKeepsAddress) asm volatile("mov.u32 %0, %0;" : "+r"(full_barriers));
   Block block{plan,
               barriers,
               entries,
               words,
               words + plan.listed_pairs,
+              few_room,
+              full_barriers,
               shared_address(ring),
               shared_address(inputs),
               partials,
-              partial_size,
-              scales_size};
+              plan.partial_size,
+              plan.scales_size};
   const int warp = threadIdx.x / kWarp;
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < plan.slots; ++slot) {
@@ -541,7 +632,12 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   } else if (warp == Block::kInputWarp) {
     block.bring_inputs();
   } else if (warp >= Block::kFirstAdder) {
-    if (Block::kBlocks && plan.experts > 0) block.list_experts();
+    bool chosen = false;
+    if constexpr (Block::kChooses) {
+      chosen = plan.few.logits != nullptr;
+      if (chosen) block.choose_experts();
+    }
+    if (Block::kBlocks && plan.experts > 0 && !chosen) block.list_experts();
     if constexpr (Source::kDeals) {
       if (warp == Block::kFirstAdder && plan.most_dealt > 0) block.deal_last_phase();
     }
@@ -570,14 +666,9 @@ inline constexpr int kStreamBlockBytes = 200 << 10;
 
 template <typename Source>
 size_t stream_block_bytes(const StreamPlan& plan, int slots) {
-  int partial = 0, scales = 0;
-  for (int p = 0; p < plan.num_phases; ++p) {
-    partial =
-        std::max(partial, partial_floats<Source>(plan.phases[p].row_warps, plan.partial_tokens));
-    scales = std::max(scales, scale_floats<Source>(plan.phases[p].row_warps));
-  }
   return kBoxAlignment + ring_bytes<Source>(slots) + static_cast<size_t>(slots) * plan.slot_inputs +
-         (kStreamBuffers * partial + scales) * sizeof(float) +
+         (plan.few.logits != nullptr ? sizeof(FewRoom) : 0) +
+         (kStreamBuffers * plan.partial_size + plan.scales_size) * sizeof(float) +
          plan.most_entries * sizeof(TokenTile) +
          (plan.listed_pairs + (plan.most_dealt > 0 ? plan.most_dealt + kMostDealtTo : 0)) *
              sizeof(int32_t);
@@ -595,8 +686,13 @@ void launch_stream(Stream& stream, StreamPlan& plan) {
   plan.slot_inputs = 0;
   plan.most_entries = plan.experts > 0 ? plan.most_tiles(true) : 0;
   plan.partial_tokens = plan.experts > 0 ? Block::kTokens : std::min(Block::kTokens, plan.tokens);
+  plan.partial_size = plan.scales_size = 0;
   for (int p = 0; p < plan.num_phases; ++p) {
-    const StreamPhase& phase = plan.phases[p];
+    StreamPhase& phase = plan.phases[p];
+    phase.num_units = phase.units();
+    plan.partial_size =
+        std::max(plan.partial_size, partial_floats<Source>(phase.row_warps, plan.partial_tokens));
+    plan.scales_size = std::max(plan.scales_size, scale_floats<Source>(phase.row_warps));
     BRAID_CHECK(Source::kTailBytes == 0 || phase.row_warps <= Source::kTailWarps, "{} row warps",
                 phase.row_warps);
     plan.slot_inputs = std::max(plan.slot_inputs, Source::input_bytes(phase, Block::kTokens));

@@ -6,6 +6,7 @@
 
 #include "ops/elementwise/elementwise.h"
 #include "ops/linear/cuda/products.h"
+#include "ops/moe/cuda/few_choices.h"
 
 namespace braid::cuda {
 
@@ -34,13 +35,14 @@ struct StreamPhase {
   int tile_units;  // tiles: of a panel
   int rows;        // outputs a token
   int unit_rows;   // of those, what a block makes at a time
+  int num_units;   // units()
   int cols;
   int steps;      // of the columns
   int row_warps;  // 1 (tiles), 2, 4 or 8 of each eight warps; the others take further columns
   int row_shift;  // 2^row_shift row warps
   bool gated;     // outputs are activation(gate) ⊙ up, rounded to bfloat16
   bool routed;    // of experts
-  bool early;     // the inputs were complete before the kernel in front of this one began
+  bool early;     // the inputs were complete before the kernel in front let this one begin
   Activation activation;
   // bfloat16 [rows of x, cols]: boxes of all tokens of a tile, or, where pairs have the rows
   // x_rows, rows at multiples of 16 bytes. For weights in rows the latter needs 8 row warps.
@@ -76,13 +78,15 @@ struct StreamPlan {
   int tokens;  // of phases that are not routed
   int pairs, experts;
   const int32_t* offsets;  // [experts + 1]
+  FewChoices few;          // or the logits that tell; for one tile of tokens
   int token_tiles;         // 1, 2 or 4 of 8 tokens; tiles: 1 or 2
 
   int32_t* counters;
   int num_counters;
-  int slots;           // of the ring
-  int slot_inputs;     // bytes
-  int partial_tokens;  // whose sums have room in shared memory
+  int slots;                      // of the ring
+  int slot_inputs;                // bytes
+  int partial_tokens;             // whose sums have room in shared memory
+  int partial_size, scales_size;  // in floats: of the sums of a unit, of the scales of two
   // Of lists in shared memory: tiles of experts, pairs (0: they are too many), and the units of the
   // last phase that a block may get where they are dealt out by what it had before (0: in turn).
   int most_entries, listed_pairs, most_dealt;

@@ -3,7 +3,8 @@
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
-#include "ops/moe/cuda/top_k.cuh"
+#include "ops/moe/cuda/few_choices.cuh"
+#include "tensor/cuda/stream_state.h"
 
 namespace braid::cuda {
 namespace {
@@ -32,18 +33,9 @@ __device__ __forceinline__ int route_token(const RouterArguments& args, int64_t 
                                            ChoiceRoom& room) {
   const float* logits = args.logits[token];
   const Choice own = WarpTopK<kPerLane>(logits, args.num_experts, lane).choose(args.k, room);
-  const float largest = __shfl_sync(0xffffffffu, own.logit, 0);
-  float sum = 0;
-  if (args.over_chosen) {
-    sum = lane < args.k ? expf(own.logit - largest) : 0;
-  } else {
-#pragma unroll 1
-    for (int i = lane; i < args.num_experts; i += kWarp) sum += expf(logits[i] - largest);
-  }
-  sum = warp_sum(sum);
+  const float weight =
+      weight_of(own, logits, args.num_experts, args.k, args.over_chosen, args.expert_scale);
   if (lane < args.k) {
-    float weight = expf(own.logit - largest) / sum;
-    if (args.expert_scale != nullptr) weight *= args.expert_scale[own.expert];
     args.experts[token][lane] = own.expert;
     args.weights[token][lane] = weight;
   }
@@ -151,6 +143,15 @@ void top_k_experts(Stream& stream, const TensorView& logits, const TensorView& e
     run(top_k_kernel<64>);
   }
   stream.cuda().finish_op("top_k_experts");
+}
+
+bool can_route_in_place(const Stream& stream, const TensorView& logits, int64_t k) {
+  // A warp takes most of a microsecond for a token of many experts, one after another.
+  constexpr int64_t kManyExperts = 256;
+  const int64_t tokens = logits.dim(0), experts = logits.dim(1);
+  return stream.cuda().overlaps_kernels() && !stream.cuda().deterministic() &&
+         tokens <= (experts < kManyExperts ? kMostFewTokens : 1) && tokens * k <= kMostFewPairs &&
+         k <= kMaxChoices && experts <= kMostFewExperts;
 }
 
 bool route_to_experts(Stream& stream, const TensorView& logits, const TensorView& expert_scale,
