@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "ops/cuda/cuda_ops.h"
+#include "tensor/cuda/stream_state.h"
 #include "tensor/profiler.h"
 
 namespace braid {
@@ -35,11 +36,14 @@ std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
               to_string(call.v.shape()));
   const auto single = [](const SequenceRows& s) { return s.num_rows == 1; };
   const bool singles = std::all_of(call.sequences.begin(), call.sequences.end(), single);
-  if (stream.is_cpu() || call.q.empty() || (!singles && !rounded)) return std::nullopt;
+  if (stream.is_cpu() || call.q.empty()) return std::nullopt;
+  // Single tokens are then computed as those of prompts are.
+  const bool as_prompts = !singles || stream.cuda().deterministic();
+  if (as_prompts && !rounded) return std::nullopt;
   const OpScope op(stream, "attend_heads", dtype_name(call.cache.keys.dtype()),
                    [&] { return work_of(call); });
-  return singles ? cuda::attend_heads(stream, workspace, call, rounded)
-                 : cuda::attend_prompts(stream, workspace, call);
+  return as_prompts ? cuda::attend_prompts(stream, workspace, call)
+                    : cuda::attend_heads(stream, workspace, call, rounded);
 }
 
 }  // namespace braid

@@ -25,7 +25,8 @@ inline constexpr int64_t kMostAttendedKeys = 4096;
 
 // prepare_heads() (or prepare_queries()) and attention() in one pass, where the device has that:
 // for steps with one row a sequence, no more than kMostAttendedKeys and pairs that are turned by
-// fours (their number and distance), and, rounded, for others.
+// fours (their number and distance), and, rounded, for others; on a deterministic stream all go as
+// those others do.
 // Nothing: not done, and the single ops are the way. With one row a sequence the result's order of
 // sums is another one, and depends on the number of sequences; otherwise the bits are those of the
 // single ops. Cosines and sines must have been complete before the op that made q began.

@@ -28,7 +28,8 @@ struct GatedMlpCall {
 // At most one call without groups and one with, as one pass over their weights, where the device
 // has that; inputs of W_down are then rounded as x is. `out` is float32, or for many tokens of
 // experts, the last call, bfloat16: their results are then rounded once (not on a deterministic
-// stream). False: nothing was done. Sums have another order than those of the single ops.
+// stream). False: nothing was done. Sums have another order than those of the single ops; on a
+// deterministic stream it and whether anything is done do not depend on the number of tokens.
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls);
 
 }  // namespace braid

@@ -127,6 +127,102 @@ TEST_P(AttentionBitsTest, MatesOfWideHeadsDoNotChangeABit) {
   }
 }
 
+// On a deterministic stream nor does it matter with how many rows of its own a row is computed:
+// prompts at once, in chunks, one by one.
+TEST_P(AttentionBitsTest, ChunksOfWideHeadsDoNotChangeABitOfADeterministicStream) {
+  if (!on_cuda()) GTEST_SKIP() << "for devices";
+  stream.cuda().set_deterministic(true);
+  for (const DType dtype : {DType::kBF16, DType::kI8}) {
+    for (const int64_t head_dim : {64, 128, 256, 512}) {
+      CacheSetup setup{.dtype = dtype,
+                       .kv_heads = random.integer(1, 2),
+                       .group = random.pick<int64_t>({1, 2, 3, 5, 8, 16, 20}),
+                       .head_dim = head_dim,
+                       .page_tokens = random.pick<int64_t>({16, 32, 64}),
+                       .window = random.pick<int64_t>({0, 0, 1, 31, 50, 64, 65, 128}),
+                       .scale = 0.1f,
+                       .aligned = random.integer(0, 1) == 1};
+      if (small_tests()) setup.group = std::min<int64_t>(setup.group, 3);
+      if (dtype == DType::kI8 && random.integer(0, 1) == 1) {
+        setup.static_scales = random_scales(head_dim);
+      }
+      SCOPED_TRACE(describe(setup));
+      const int64_t length = random.integer(130, small_tests() ? 140 : 270);
+      const Text text = random_text(random, setup, length);
+      Bed whole(setup, 20, random);
+      whole.add(text);
+      whole.step(stream, workspace, {{0, length}});
+      for (const int64_t first : {int64_t{0}, int64_t{61}, int64_t{125}, length - 3}) {
+        expect_reference(setup, text, whole.out(0), first, std::min(first + 6, length));
+        if (HasFatalFailure()) return;
+      }
+      const std::vector<uint32_t> expected = bits_of(whole.out(0));
+      const std::vector<std::vector<int64_t>> series = {
+          {1}, {2, 5}, {random.integer(1, 40), random.integer(1, 40)}, {63, 1, 66}};
+      for (const std::vector<int64_t>& chunks : series) {
+        if (small_tests() && chunks[0] < 3) continue;
+        Bed bed(setup, 20, random);
+        bed.add(text);
+        compute(setup, bed, 0, text, chunks);
+        ASSERT_EQ(bits_of(bed.out(0)), expected) << "chunks of " << chunks[0];
+      }
+      Text mate = random_text(random, setup, 300);
+      for (std::vector<float>* values : {&mate.queries, &mate.written.keys, &mate.written.values}) {
+        std::fill(values->begin(), values->end(), kNan);
+      }
+      Bed bed(setup, 60, random);
+      const int first = bed.add(mate), own = bed.add(text), last = bed.add(mate);
+      while (bed.done(own) < length) {
+        const int64_t tokens = std::min(length - bed.done(own), random.integer(1, 80));
+        std::vector<Bed::Part> parts = {{own, tokens}};
+        for (const int other : {first, last}) {
+          parts.push_back({other, std::min(300 - bed.done(other), random.integer(0, 60))});
+        }
+        std::shuffle(parts.begin(), parts.end(), random.engine());
+        bed.step(stream, workspace, parts);
+      }
+      ASSERT_EQ(bits_of(bed.out(own)), expected) << "in a batch";
+    }
+  }
+}
+
+// The same where spans become longer (KeySpans), with a window and without.
+TEST_P(AttentionBitsTest, SpansOfLongTextsDoNotChangeABitOfADeterministicStream) {
+  if (!on_cuda()) GTEST_SKIP() << "for devices";
+  stream.cuda().set_deterministic(true);
+  for (const int64_t window : {0, 1024, 4000}) {
+    if (small_tests() && window != 0) continue;
+    for (const int64_t length : {int64_t{2048 + 3}, 2 * 2048 + random.integer(1, 600)}) {
+      if (small_tests() && length > 3000) continue;
+      const CacheSetup setup{.dtype = random.pick({DType::kBF16, DType::kI8}),
+                             .kv_heads = 1,
+                             .group = random.pick<int64_t>({1, 2, 4}),
+                             .head_dim = random.pick<int64_t>({64, 128, 256, 512}),
+                             .page_tokens = 64,
+                             .window = window,
+                             .scale = 0.1f,
+                             .aligned = true};
+      SCOPED_TRACE(describe(setup));
+      const Text text = random_text(random, setup, length);
+      const int64_t rows = small_tests() ? 40 : 90;
+      std::vector<std::vector<uint32_t>> results;
+      for (const int64_t chunk : {rows, int64_t{1}, random.integer(2, 20)}) {
+        Bed bed(setup, 100, random);
+        bed.add(text);
+        bed.step(stream, workspace, {{0, length - rows}}, false);
+        compute(setup, bed, 0, text, {chunk});
+        const int64_t row = setup.heads() * setup.head_dim;
+        results.push_back(bits_of(bed.out(0), (length - rows) * row, length * row));
+        ASSERT_EQ(results.back(), results.front()) << "chunks of " << chunk;
+        if (chunk != rows) continue;
+        for (const int64_t first : {length - rows, length - 5}) {
+          expect_reference(setup, text, bed.out(0), first, first + 5);
+        }
+      }
+    }
+  }
+}
+
 BRAID_INSTANTIATE_PER_TARGET(AttentionBitsTest);
 
 }  // namespace

@@ -234,6 +234,47 @@ TEST_P(AddExpertsTest, WithADenseBranchIsTheSingleOpsInTurn) {
   }
 }
 
+// With any gate: a token's results on a deterministic stream are those that it has alone.
+TEST_P(AddExpertsTest, MatesChangeNothingOnADeterministicStream) {
+  if (!on_cuda()) GTEST_SKIP() << "for devices";
+  stream.cuda().set_deterministic(true);
+  const int64_t k = 8, num_experts = 40;
+  for (const int64_t tokens : {9, 257}) {
+    const int64_t width = some_widths()[0], cols = random.pick({64, 200, 2048});
+    Workspace::Scope scope(workspace);
+    Routed routed(random, workspace, stream, tokens, k, num_experts, width);
+    PaddedTensor x({tokens, width}, 0), shared({tokens, width}, 0), gate_x({tokens, cols}, 0);
+    for (PaddedTensor* values : {&x, &shared, &gate_x}) values->fill_normal(random);
+    PaddedTensor old({tokens, width}, 0);
+    old.copy_from(x);
+    const Weight gate = on_target(random_weight(random, FormatId::kBF16, {1, cols}));
+    const auto run = [&](const ExpertRows& experts, const TensorView& sum, int64_t first) {
+      const int64_t count = sum.dim(0);
+      const LinearInput gate_input = prepare_linear_input(
+          stream, workspace, gate_x.view().rows(first, count), ActivationPrecision::kBF16);
+      add_experts(stream, workspace, experts, {shared.view().rows(first, count), gate, gate_input},
+                  sum, {}, {});
+    };
+    run(routed.all(), x, 0);
+    for (const int64_t t : {int64_t{0}, random.integer(1, tokens - 1)}) {
+      PaddedTensor own_rows({k, width}, 0), sum({1, width}, 0);
+      const auto ids = routed.experts.view().rows(t, 1);
+      const ExpertGroups groups = group_by_expert(stream, workspace, ids, num_experts);
+      for (int64_t choice = 0; choice < k; ++choice) {
+        const int32_t from = routed.groups.places.data<int32_t>()[t * k + choice];
+        std::copy_n(routed.rows.row(from), width,
+                    own_rows.row(groups.places.data<int32_t>()[choice]));
+      }
+      std::copy_n(old.row(t), width, sum.row(0));
+      run({own_rows, groups, ids, routed.weights.view().rows(t, 1)}, sum, t);
+      for (int64_t i = 0; i < width; ++i) {
+        ASSERT_EQ(std::bit_cast<uint32_t>(sum.row(0)[i]), std::bit_cast<uint32_t>(x.row(t)[i]))
+            << tokens << " tokens, element " << i;
+      }
+    }
+  }
+}
+
 BRAID_INSTANTIATE_PER_TARGET(AddExpertsTest);
 
 }  // namespace

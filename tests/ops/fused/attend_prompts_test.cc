@@ -13,7 +13,9 @@ class AttendPromptsTest : public OpTest {
  protected:
   static constexpr int64_t kPageTokens = 16;
 
-  void check(DType dtype, int64_t head_dim, int64_t window, bool stores, bool values_from_keys) {
+  // singles: one row of each sequence.
+  void check(DType dtype, int64_t head_dim, int64_t window, bool stores, bool values_from_keys,
+             bool singles = false) {
     const int64_t kv_heads = random.integer(1, small_tests() ? 2 : 4);
     const int64_t group =
         small_tests() ? random.pick<int64_t>({1, 2, 5}) : random.pick<int64_t>({1, 2, 5, 16});
@@ -25,10 +27,13 @@ class AttendPromptsTest : public OpTest {
     struct Part {
       int64_t rows, position;
     };
-    const Part parts[] = {{1, random.integer(0, 90)},
-                          {random.integer(2, 9), random.integer(0, 100)},
-                          {random.integer(65, 140), random.integer(0, 40)},
-                          {64, 0}};
+    Part parts[] = {{1, random.integer(0, 90)},
+                    {random.integer(2, 9), random.integer(0, 100)},
+                    {random.integer(65, 140), random.integer(0, 40)},
+                    {64, 0}};
+    if (singles) {
+      for (Part& part : parts) part.rows = 1;
+    }
     std::vector<std::vector<int32_t>> pages;
     std::vector<SequenceRows> sequences;
     int64_t tokens = 0, num_pages = 0;
@@ -108,6 +113,21 @@ TEST_P(AttendPromptsTest, GiveTheBitsOfTheOpsInTurn) {
       for (const int64_t window : {0, 30, 64, 100}) {
         if (small_tests() && window != 0 && window != 30) continue;
         check(dtype, head_dim, window, random.integer(0, 3) > 0, random.integer(0, 1) == 1);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// There single rows are computed as those of prompts are.
+TEST_P(AttendPromptsTest, GiveThemOnADeterministicStreamToo) {
+  if (!on_cuda()) GTEST_SKIP() << "for devices";
+  stream.cuda().set_deterministic(true);
+  for (const DType dtype : {DType::kBF16, DType::kI8}) {
+    for (const int64_t head_dim : {256, 512}) {
+      for (const bool singles : {false, true}) {
+        check(dtype, head_dim, random.pick({0, 30, 64, 100}), random.integer(0, 3) > 0,
+              random.integer(0, 1) == 1, singles);
         if (HasFatalFailure()) return;
       }
     }

@@ -429,6 +429,139 @@ TEST_P(GatedMlpsTest, BatchMatesChangeNothing) {
   EXPECT_EQ(results[0], results[2]);
 }
 
+// On a deterministic stream they are one pass for any number of tokens, whose results are those
+// that each token has alone: of a dense block, of experts, of both.
+TEST_P(GatedMlpsTest, AnyNumberOfMatesChangesNothingOnADeterministicStream) {
+  if (!on_cuda() || !stream.cuda().overlaps_kernels()) GTEST_SKIP() << "for Hopper";
+  stream.cuda().set_deterministic(true);
+  for (const FormatId format :
+       {FormatId::kBF16, FormatId::kW4G128, FormatId::kW4G64, FormatId::kW8C, FormatId::kQ8_0}) {
+    const int64_t hidden = random.pick<int64_t>({128, 256, 640});
+    const int64_t dense_width = random.pick<int64_t>({128, 384, 1152});
+    const int64_t expert_width = random.pick<int64_t>({128, 256});
+    const int64_t experts = random.integer(5, 40), top_k = random.integer(1, 4);
+    const int64_t most = small_tests() ? 40 : 150;
+    SCOPED_TRACE(fmt::format("{}, hidden {}, dense {}, {} experts of {}, {} each",
+                             quant_format(format).name, hidden, dense_width, experts, expert_width,
+                             top_k));
+    std::vector<Weight> there;
+    there.reserve(6);
+    const auto make = [&](const Shape& shape) {
+      there.push_back(cuda::pack_tiles(on_target(weight(shape, format))));
+      return &there.back();
+    };
+    const Weight none;
+    const Weight* gate = make({dense_width, hidden});
+    const Weight* up = make({dense_width, hidden});
+    const Weight* down = make({hidden, dense_width});
+    const Weight* experts_gate_up = make({experts, 2 * expert_width, hidden});
+    const Weight* experts_down = make({experts, hidden, expert_width});
+    const auto activation = random.pick({Activation::kSilu, Activation::kGeluTanh});
+    PaddedTensor x({most, hidden}, 0);
+    x.fill_normal(random, 0.5f);
+    std::vector<int32_t> chosen;
+    std::vector<int32_t> order(static_cast<size_t>(experts));
+    std::iota(order.begin(), order.end(), 0);
+    for (int64_t t = 0; t < most; ++t) {
+      std::shuffle(order.begin(), order.end(), random.engine());
+      chosen.insert(chosen.end(), order.begin(), order.begin() + top_k);
+    }
+    // What tokens [first, first + count) get, of the dense block and of each of their experts.
+    const auto run = [&](int64_t first, int64_t count, bool dense, bool routed) {
+      Workspace::Scope scope(workspace);
+      const LinearInput input = prepare_linear_input(stream, workspace, x.view().rows(first, count),
+                                                     ActivationPrecision::kBF16);
+      PaddedTensor dense_out({count, hidden}, 0), expert_out({count * top_k, hidden}, 0);
+      const Tensor choices(DType::kI32, {count, top_k}, device);
+      std::copy_n(chosen.begin() + first * top_k, count * top_k, choices.view().data<int32_t>());
+      const ExpertGroups groups = group_by_expert(stream, workspace, choices.view(), experts);
+      std::vector<GatedMlpCall> calls;
+      if (dense) calls.push_back({activation, gate, up, down, &input, nullptr, dense_out.view()});
+      if (routed) {
+        calls.push_back(
+            {activation, experts_gate_up, &none, experts_down, &input, &groups, expert_out.view()});
+      }
+      EXPECT_TRUE(gated_mlps(stream, workspace, calls)) << count << " tokens";
+      std::vector<std::vector<uint32_t>> results(static_cast<size_t>(count));
+      const auto add = [&](int64_t token, const float* row) {
+        for (int64_t i = 0; i < hidden; ++i) {
+          results[static_cast<size_t>(token)].push_back(std::bit_cast<uint32_t>(row[i]));
+        }
+      };
+      for (int64_t t = 0; dense && t < count; ++t) add(t, dense_out.row(t));
+      if (!routed) return results;
+      const auto* tokens = groups.tokens.data<int32_t>();
+      for (int64_t pair = 0; pair < count * top_k; ++pair) {
+        add(tokens[pair], expert_out.row(pair));
+      }
+      return results;
+    };
+    for (const auto& [dense, routed] : {std::pair{true, false}, {false, true}, {true, true}}) {
+      const auto all = run(0, most, dense, routed);
+      for (const int64_t count : {1, 2, 8, 9, 17, 33}) {
+        const int64_t first = random.integer(0, most - count);
+        const auto some = run(first, count, dense, routed);
+        for (int64_t t = 0; t < count; ++t) {
+          ASSERT_EQ(some[static_cast<size_t>(t)], all[static_cast<size_t>(first + t)])
+              << count << " tokens, dense " << dense << ", routed " << routed;
+        }
+      }
+    }
+  }
+}
+
+// More tiles of tokens than a stream has counters.
+TEST_P(GatedMlpsTest, VeryManyTokensOfADeterministicStream) {
+  if (!on_cuda() || !stream.cuda().overlaps_kernels()) GTEST_SKIP() << "for Hopper";
+  if (small_tests()) GTEST_SKIP() << "takes long";
+  stream.cuda().set_deterministic(true);
+  constexpr int64_t kHidden = 64, kWidth = 2112;  // three counters for 32 tokens
+  constexpr int64_t kTokens = 32 * (cuda::StreamState::kNumCounters / 3 + 4);
+  const Weight gate = on_target(weight({2 * kWidth, kHidden}));
+  const Weight down = on_target(weight({kHidden, kWidth}));
+  const Weight none;
+  PaddedTensor x({kTokens, kHidden}, 0), all({kTokens, kHidden}, 0), some({40, kHidden}, 0);
+  x.fill_normal(random, 0.5f);
+  const auto run = [&](int64_t first, const TensorView& out) {
+    Workspace::Scope scope(workspace);
+    const LinearInput input = prepare_linear_input(
+        stream, workspace, x.view().rows(first, out.dim(0)), ActivationPrecision::kBF16);
+    const GatedMlpCall calls[] = {{Activation::kSilu, &gate, &none, &down, &input, nullptr, out}};
+    ASSERT_TRUE(gated_mlps(stream, workspace, calls));
+  };
+  for (int round = 0; round < 2; ++round) run(0, all);
+  for (const int64_t first : {int64_t{0}, random.integer(0, kTokens - 40), kTokens - 40}) {
+    run(first, some);
+    for (int64_t t = 0; t < 40; ++t) {
+      for (int64_t i = 0; i < kHidden; ++i) {
+        ASSERT_EQ(std::bit_cast<uint32_t>(some.row(t)[i]),
+                  std::bit_cast<uint32_t>(all.row(first + t)[i]))
+            << "token " << first + t;
+      }
+    }
+  }
+}
+
+// More tokens than are otherwise one pass.
+TEST_P(GatedMlpsTest, ManyTokensOfADeterministicStreamMatchReference) {
+  if (!on_cuda() || !stream.cuda().overlaps_kernels()) GTEST_SKIP() << "for Hopper";
+  stream.cuda().set_deterministic(true);
+  for (const FormatId format : {FormatId::kBF16, FormatId::kW4G128}) {
+    for (const int64_t tokens : {33, 100, 333}) {
+      if (small_tests() && tokens > 33) continue;
+      check({.tokens = tokens,
+             .hidden = random.pick<int64_t>({128, 256, 640}),
+             .dense_width = random.pick<int64_t>({128, 384, 1152}),
+             .expert_width = random.pick<int64_t>({128, 256}),
+             .experts = random.integer(5, 40),
+             .top_k = random.integer(1, 4),
+             .joined = random.integer(0, 1) == 1,
+             .format = format});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 BRAID_INSTANTIATE_PER_TARGET(GatedMlpsTest);
 
 }  // namespace

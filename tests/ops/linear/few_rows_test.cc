@@ -70,6 +70,51 @@ TEST_P(FewRowsTest, MatchReferenceAndDoNotDependOnCompany) {
   }
 }
 
+// A deterministic stream takes them for any number of tokens.
+TEST_P(FewRowsTest, ManyTokensOfADeterministicStream) {
+  if (!on_cuda()) GTEST_SKIP() << "for devices";
+  stream.cuda().set_deterministic(true);
+  const int64_t cols = random.pick<int64_t>({40, 264, 2048, 3848}), rows = random.integer(1, 130);
+  const int64_t most = small_tests() ? 70 : 200;
+  const Weight w = random_weight(random, FormatId::kBF16, {rows, cols});
+  const Weight there = on_target(w);
+  const std::vector<float> values = reference::expand(w);
+  const PaddedTensor x = rounded_rows(most, cols);
+  const auto multiply = [&](int64_t first, int64_t tokens, PaddedTensor& y) {
+    Workspace::Scope scope(workspace);
+    linear(stream, there,
+           prepare_linear_input(stream, workspace, x.view().rows(first, tokens),
+                                ActivationPrecision::kBF16),
+           y);
+    EXPECT_TRUE(y.gaps_untouched());
+  };
+  PaddedTensor all({most, rows}, 2);
+  multiply(0, most, all);
+  for (const int64_t tokens : {1, 2, 9, 17, 33, 64, 65}) {
+    const int64_t first = random.integer(0, most - tokens);
+    PaddedTensor some({tokens, rows}, 1);
+    multiply(first, tokens, some);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t r = 0; r < rows; ++r) {
+        ASSERT_EQ(std::bit_cast<uint32_t>(some.row(t)[r]),
+                  std::bit_cast<uint32_t>(all.row(first + t)[r]))
+            << tokens << " tokens, row " << r;
+      }
+    }
+  }
+  for (const int64_t t : {int64_t{0}, int64_t{63}, int64_t{64}, most - 1}) {
+    for (int64_t r = 0; r < rows; ++r) {
+      double sum = 0, size = 0;
+      for (int64_t c = 0; c < cols; ++c) {
+        const double term = double{values[r * cols + c]} * x.row(t)[c];
+        sum += term;
+        size += std::fabs(term);
+      }
+      ASSERT_NEAR(all.row(t)[r], sum, bound(cols) * size) << "token " << t << ", row " << r;
+    }
+  }
+}
+
 BRAID_INSTANTIATE_PER_TARGET(FewRowsTest);
 
 }  // namespace

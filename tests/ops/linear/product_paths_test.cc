@@ -238,6 +238,62 @@ TEST_P(ProductPathsTest, ADeterministicStreamKeepsItsOwn) {
   EXPECT_EQ(multiply(kTokens), alone);
 }
 
+// Nor do mates change a bit there, of products of matrices and of experts.
+TEST_P(ProductPathsTest, MatesChangeNothingOnADeterministicStream) {
+  stream.cuda().set_deterministic(true);
+  for (const FormatId id :
+       {FormatId::kBF16, FormatId::kW4G128, FormatId::kW4G64, FormatId::kW8C, FormatId::kQ8_0}) {
+    for (const bool routed : {false, true}) {
+      const int64_t most = small_tests() ? 50 : 150, middle = most / 2;
+      const int64_t rows = random.pick<int64_t>({41, 128, 200, 530});
+      const int64_t cols = random.pick<int64_t>({256, 512, 1280});
+      SCOPED_TRACE(fmt::format("{}, [{}, {}], {}", quant_format(id).name, rows, cols,
+                               routed ? "experts" : "a matrix"));
+      const Weight w = cuda::pack_tiles(
+          on_target(random_weight(random, id, routed ? Shape{3, rows, cols} : Shape{rows, cols})));
+      PaddedTensor x({most, cols}, 0);
+      x.fill_normal(random);
+      // offsets: of three experts.
+      const auto multiply = [&](int64_t first, std::vector<int32_t> offsets, PaddedTensor& y) {
+        Workspace::Scope scope(workspace);
+        const LinearInput input = prepare_linear_input(
+            stream, workspace, x.view().rows(first, offsets.back()), ActivationPrecision::kBF16);
+        if (routed) {
+          Tensor there(DType::kI32, {static_cast<int64_t>(offsets.size())}, device);
+          std::copy(offsets.begin(), offsets.end(), there.data<int32_t>());
+          grouped_linear(stream, w, input, there.view(), y);
+        } else {
+          linear(stream, w, input, y);
+        }
+        EXPECT_TRUE(y.gaps_untouched());
+      };
+      PaddedTensor all({most, rows}, 1);
+      multiply(0,
+               {0, static_cast<int32_t>(middle), static_cast<int32_t>(middle),
+                static_cast<int32_t>(most)},
+               all);
+      for (const int32_t count : {1, 2, 9, 17, 33}) {
+        if (count > middle) continue;
+        const bool last = random.integer(0, 1) == 1;  // of the experts, or else the first one
+        const int64_t first =
+            last ? random.integer(middle, most - count) : random.integer(0, middle - count);
+        PaddedTensor some({count, rows}, 2);
+        multiply(first,
+                 last ? std::vector<int32_t>{0, 0, 0, count}
+                      : std::vector<int32_t>{0, count, count, count},
+                 some);
+        for (int64_t t = 0; t < count; ++t) {
+          for (int64_t r = 0; r < rows; ++r) {
+            ASSERT_EQ(std::bit_cast<uint32_t>(some.row(t)[r]),
+                      std::bit_cast<uint32_t>(all.row(first + t)[r]))
+                << count << " tokens, row " << r;
+          }
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, ProductPathsTest, testing::Values(OpTarget{.cuda = true}),
                          target_name);
 

@@ -18,10 +18,12 @@ void attention(Stream& stream, Workspace& workspace, const TensorView& q, const 
                              .options = options,
                              .out = out,
                              .table = KvTable::upload(stream.cuda(), sequences)};
-    if (tiles_fit(cache) && !stream.cuda().deterministic()) {
-      tile_attention(call);
-    } else {
+    if (!tiles_fit(cache)) {
       exact_attention(call);
+    } else if (stream.cuda().deterministic()) {
+      span_attention(call);
+    } else {
+      tile_attention(call);
     }
   }
   stream.cuda().finish_op("attention");
@@ -35,8 +37,7 @@ std::optional<LinearInput> attend_prompts(Stream& stream, Workspace& workspace,
   const bool turns = dim >= 256 && 2 * heads.pair_distance == dim && pairs % 4 == 0 &&
                      heads.cos.row_stride() == heads.sin.row_stride() &&
                      rows_are_aligned(heads.cos, heads.sin);
-  if (stream.cuda().deterministic() || !tiles_fit(call.cache) || !turns ||
-      !rows_are_aligned(call.q) || heads.q_norm.empty()) {
+  if (!tiles_fit(call.cache) || !turns || !rows_are_aligned(call.q) || heads.q_norm.empty()) {
     return std::nullopt;
   }
   if (!call.k.empty() && !prepare_heads(stream, call.q, call.k, call.v, heads, call.sequences,
@@ -49,21 +50,26 @@ std::optional<LinearInput> attend_prompts(Stream& stream, Workspace& workspace,
   BRAID_CHECK(packed.padded == width, "heads of {}", dim);
   const Workspace::Scope scope(workspace);
   const TensorView none;
-  tile_attention({.stream = stream,
-                  .workspace = workspace,
-                  .q = call.q,
-                  .cache = call.cache,
-                  .sequences = call.sequences,
-                  .options = call.attention,
-                  .out = none,
-                  .table = KvTable::upload(stream.cuda(), call.sequences),
-                  .heads = {.norm = heads.q_norm.data<float>(),
-                            .epsilon = heads.epsilon,
-                            .cos = heads.cos.data<float>(),
-                            .sin = heads.sin.data<float>(),
-                            .stride = heads.cos.row_stride(),
-                            .pairs = static_cast<int>(pairs)},
-                  .packed = packed.rows().data});
+  const AttentionCall attention{.stream = stream,
+                                .workspace = workspace,
+                                .q = call.q,
+                                .cache = call.cache,
+                                .sequences = call.sequences,
+                                .options = call.attention,
+                                .out = none,
+                                .table = KvTable::upload(stream.cuda(), call.sequences),
+                                .heads = {.norm = heads.q_norm.data<float>(),
+                                          .epsilon = heads.epsilon,
+                                          .cos = heads.cos.data<float>(),
+                                          .sin = heads.sin.data<float>(),
+                                          .stride = heads.cos.row_stride(),
+                                          .pairs = static_cast<int>(pairs)},
+                                .packed = packed.rows().data};
+  if (stream.cuda().deterministic()) {
+    span_attention(attention);
+  } else {
+    tile_attention(attention);
+  }
   stream.cuda().finish_op("attend_prompts");
   return packed.input(call.q.reshape({tokens, width}));
 }

@@ -27,7 +27,7 @@ struct AttentionCall {
   const AttentionOptions& options;
   const TensorView& out;
   KvTable table;
-  // By tile_attention() alone:
+  // By tile_attention() and span_attention() alone:
   QueryHeads heads = {};
   uint16_t* packed = nullptr;  // bfloat16 results [tokens, heads · head_dim], instead of `out`
 
@@ -47,5 +47,10 @@ void exact_attention(const AttentionCall& call);
 // matter of the sequence's own length.
 bool tiles_fit(const PagedKv& cache);
 void tile_attention(const AttentionCall& call);
+
+// The same products, for the same stores. Keys are cut into spans at fixed positions (KeySpans),
+// each is computed for itself, and the results are added up in the order of the spans: a row's
+// result does not depend on its chunk nor on its batch mates, to the bit.
+void span_attention(const AttentionCall& call);
 
 }  // namespace braid::cuda

@@ -81,6 +81,17 @@ class AttentionTile {
 
   __device__ explicit AttentionTile(Shared& shared) : shared_(shared) {}
 
+  // As if no key had been seen yet.
+  __device__ void start_again() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) largest[i] = -INFINITY, sum[i] = 0;
+#pragma unroll
+    for (auto& tile : weighted) {
+#pragma unroll
+      for (float& x : tile) x = 0;
+    }
+  }
+
   __device__ static int lane() { return threadIdx.x % kWarp; }
   __device__ static int row_warp() { return threadIdx.x / kWarp / kColumnWarps; }
   __device__ static int column_warp() { return threadIdx.x / kWarp % kColumnWarps; }
@@ -269,8 +280,10 @@ class AttentionTile {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& score = scores_[tile][i];
-        score *= scale;
-        if constexpr (kScaled) score *= shared_.codes.key_scales[parity_][key - start + i % 2];
+        score = __fmul_rn(score, scale);
+        if constexpr (kScaled) {
+          score = __fmul_rn(score, shared_.codes.key_scales[parity_][key - start + i % 2]);
+        }
         const int position = key + i % 2;
         if (!all && (position < begin[i / 2] || position >= end[i / 2])) score = -INFINITY;
         top[i / 2] = fmaxf(top[i / 2], score);
@@ -286,7 +299,8 @@ class AttentionTile {
     }
   }
 
-  // After a barrier: turns scores into weights, and rescales what was summed before.
+  // After a barrier: turns scores into weights, and rescales what was summed before. Nothing is
+  // contracted, so that every kernel rounds alike.
   __device__ void weigh() {
     float used[2];
 #pragma unroll
@@ -297,9 +311,9 @@ class AttentionTile {
         for (int w = 0; w < kColumnWarps; ++w) top = fmaxf(top, shared_.exchange[w][row() + 8 * i]);
       }
       used[i] = top == -INFINITY ? 0 : top;
-      const float factor = exp2f(largest[i] - used[i]);
+      const float factor = exp2f(__fsub_rn(largest[i], used[i]));
       largest[i] = top;
-      sum[i] *= factor;
+      sum[i] = __fmul_rn(sum[i], factor);
 #pragma unroll
       for (int tile = 0; tile < Shape::kValueTiles; ++tile) {
         weighted[tile][2 * i] *= factor;
@@ -311,17 +325,17 @@ class AttentionTile {
       const int key = column_warp() * Shape::kWarpKeys + tile * 8 + lane() % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float one = exp2f(scores_[tile][2 * i] - used[i]);
-        const float other = exp2f(scores_[tile][2 * i + 1] - used[i]);
+        const float one = exp2f(__fsub_rn(scores_[tile][2 * i], used[i]));
+        const float other = exp2f(__fsub_rn(scores_[tile][2 * i + 1], used[i]));
         __nv_bfloat162 weights;
         if constexpr (kScaled) {
           const float* scales = &shared_.codes.value_scales[parity_][key];
-          sum[i] += one + other;
+          sum[i] = __fadd_rn(sum[i], __fadd_rn(one, other));
           weights = __floats2bfloat162_rn(one * scales[0], other * scales[1]);
         } else {
           // The sum of the rounded ones: then they are shares of 1.
           weights = __floats2bfloat162_rn(one, other);
-          sum[i] += __low2float(weights) + __high2float(weights);
+          sum[i] = __fadd_rn(sum[i], __fadd_rn(__low2float(weights), __high2float(weights)));
         }
         *reinterpret_cast<__nv_bfloat162*>(
             &shared_.weights[narrow_place(row() + 8 * i, key / 8) + key % 8]) = weights;

@@ -1,3 +1,6 @@
+#include <bit>
+#include <cstring>
+
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/tensor_map.h"
@@ -14,6 +17,7 @@ int experts_of(const GatedMlpCall& call) {
   return call.groups == nullptr ? 0 : static_cast<int>(call.gate->shape.dim(0));
 }
 
+// On a deterministic stream for any number of tokens, since that must not decide the order of sums.
 bool fits(Stream& stream, const GatedMlpCall& call, bool beside) {
   const int width = static_cast<int>(call.down->cols());
   const auto streams = [&](const Weight& w) {
@@ -24,13 +28,22 @@ bool fits(Stream& stream, const GatedMlpCall& call, bool beside) {
   };
   return call.x->packed.rank() == 2 && width % kWidthMultiple == 0 &&
          width <= kMostCountedColumns && streams(*call.gate) && streams(*call.up) &&
-         streams(*call.down) && gated_path(stream, call, beside) == ProductPath::kStream;
+         streams(*call.down) &&
+         (stream.cuda().deterministic() ||
+          gated_path(stream, call, beside) == ProductPath::kStream);
+}
+
+// As a table of the step: the layers share it, and each kernel leaves zeros.
+int32_t* many_counters(Stream& stream, int count) {
+  static const char key = 0;
+  const size_t bytes = sizeof(int32_t) * std::bit_ceil(static_cast<unsigned>(count));
+  const auto clear = [&](std::byte* out) { std::memset(out, 0, bytes); };
+  return static_cast<int32_t*>(const_cast<void*>(stream.cuda().table(&key, bytes, clear)));
 }
 
 }  // namespace
 
 bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCall> calls) {
-  if (stream.cuda().deterministic()) return false;
   StreamPlan plan = stream_plan(products_of(*calls[0].gate, *calls[0].x));
   const GatedMlpCall& last = calls.back();
   for (const GatedMlpCall& call : calls) {
@@ -97,8 +110,13 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     second.awaits = first.counts;
     second.awaited_unit_rows = first.unit_rows;
   }
-  if (plan.num_counters > StreamState::kNumCounters) return false;
-  plan.counters = stream.cuda().counters();
+  if (plan.num_counters <= StreamState::kNumCounters) {
+    plan.counters = stream.cuda().counters();
+  } else if (stream.cuda().deterministic()) {
+    plan.counters = many_counters(stream, plan.num_counters);
+  } else {
+    return false;
+  }
   stream_weights(stream, plan);
   stream.cuda().finish_op("gated_mlps");
   return true;

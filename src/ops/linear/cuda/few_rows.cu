@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/few_rows.h"
@@ -109,12 +111,18 @@ bool few_rows_can(const Products& products) {
 
 void few_rows_products(Stream& stream, const Products& products) {
   const int chunks = ceil_divide(products.cols, kWarps * kChunkColumns);
-  if (chunks <= 4) {
-    launch_tiles<4>(stream, products);
-  } else if (chunks <= 6) {
-    launch_tiles<6>(stream, products);
-  } else {
-    launch_tiles<8>(stream, products);
+  for (int first = 0; first < products.tokens; first += kMostFewRowsTokens) {
+    Products part = products;
+    part.tokens = std::min(products.tokens - first, kMostFewRowsTokens);
+    part.packed += first * products.packed_stride;
+    part.y += first * products.y_stride;
+    if (chunks <= 4) {
+      launch_tiles<4>(stream, part);
+    } else if (chunks <= 6) {
+      launch_tiles<6>(stream, part);
+    } else {
+      launch_tiles<8>(stream, part);
+    }
   }
 }
 

@@ -78,7 +78,8 @@ ProductChoice choose(const ProductTable* table, const ProductSize& size, PathSet
 }
 
 ProductChoice fixed_choice(PathSet possible) {
-  return {possible.has(ProductPath::kStream) ? ProductPath::kStream : ProductPath::kExact};
+  using enum ProductPath;
+  return {possible.has(kFewRows) ? kFewRows : possible.has(kStream) ? kStream : kExact};
 }
 
 ProductTableScope::ProductTableScope(const ProductTable& table) : outer_(scoped_table) {

@@ -33,7 +33,7 @@ ProductChoice usual_choice(const ProductSize& size, PathSet possible);
 ProductChoice choose(const ProductTable* table, const ProductSize& size, PathSet possible);
 
 // On a deterministic stream, whatever a table says: the choice depends on the matrix alone, not on
-// the number of tokens. Of matrices and of experts.
+// the number of tokens. Of matrices and of experts, with the paths that are possible for one token.
 ProductChoice fixed_choice(PathSet possible);
 
 // While one of these lives, its table takes the place of those of all devices; for benches and

@@ -24,6 +24,8 @@ namespace {
 
 // Tokens of an expert, on average, up to which a gated block may be one pass over its weights.
 constexpr int kMostStreamedPerExpert = 2 * kFewTokensPerExpert;
+// Tokens up to which a gated block with inputs of codes is faster by parts, which are streamed.
+constexpr int64_t kFewCodedTokens = 64;
 static_assert(kUsuallyStreamed == kMostStreamTokens);
 
 ProductDevice describe(int device) {
@@ -115,8 +117,12 @@ PathSet possible_paths(const Int8Products& products) {
 }
 
 ProductChoice choose(Stream& stream, const Products& products) {
+  if (stream.cuda().deterministic()) {
+    Products alone = products;
+    alone.tokens = 1;
+    return fixed_choice(possible_paths(stream, alone));
+  }
   const PathSet possible = possible_paths(stream, products);
-  if (stream.cuda().deterministic()) return fixed_choice(possible);
   // Inputs that are not rounded have few paths, which no table is about.
   const ProductTable* table = products.packed == nullptr ? nullptr : product_table(stream);
   return choose(table, size_of(products), possible);
@@ -176,7 +182,11 @@ ProductPath gated_path(Stream& stream, const GatedMlpCall& call, bool beside) {
   possible.add(kStream, !codes && size.tokens <= (routed ? kMostStreamedPerExpert * size.experts
                                                          : kMostStreamTokens));
   possible.add(kWide, !codes && routed);
-  const bool by_constants = beside || (codes && stream.cuda().deterministic());
+  const bool fixed = stream.cuda().deterministic();
+  // Sums of codes are exact: there the number of tokens may decide. (On other streams inputs of few
+  // tokens are not codes.)
+  if (fixed && codes && !routed && size.tokens <= kFewCodedTokens) return kParts;
+  const bool by_constants = beside || (codes && fixed);
   return choose(by_constants ? nullptr : product_table(stream), size, possible).path;
 }
 
