@@ -32,14 +32,17 @@ class VariantLane : public Base::Lane<kTokenTiles> {
   using Layout = Base::Layout;
   using Parent::Parent;
   __device__ __forceinline__ void multiply(int step, uint32_t weights, uint32_t inputs,
-                                           float (&sums)[2][kTokenTiles][4]) const {
+                                           float (&sums)[2][kTokenTiles][4]) {
     if constexpr (kVariant >= kNoInputs) {
       return Parent::multiply(step, weights, inputs, sums);
     }
     if constexpr (kVariant == kNothing) return;
-    if (step * this->column_warps_ + this->column_warp_ >= this->tile_units_) return;
+    const bool any = this->left_ > 0;
+    this->left_ -= Base::kSets * this->step_units_;
+    if (!any) return;
     UnitCodes<Layout> unit;
-    unit.load(this->shared_pointer(weights + this->weights_), this->lane_);
+    const unsigned char* codes = this->shared_pointer(weights + this->codes_);
+    unit.load(codes, codes + this->codes_to_scales_, this->lane_);
     if constexpr (kVariant == kLoads) {
       for (int i = 0; i < 2; ++i) {
         for (int j = 0; j < 2; ++j) {
@@ -67,7 +70,8 @@ class VariantLane : public Base::Lane<kTokenTiles> {
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
         b[t] = *reinterpret_cast<const uint4*>(
-            this->shared_pointer(inputs + this->inputs_[t] + chunk * this->chunk_bytes_));
+            this->shared_pointer(inputs + this->inputs_[chunk / 2][chunk % 2]) +
+            t * this->eight_tokens_);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -106,12 +110,9 @@ class VariantLane : public Base::Lane<kTokenTiles> {
   }
 };
 
-template <int kVariant, int kTokens>
-struct VariantInputs : Base::Inputs<kTokens> {
-  using Parent = Base::Inputs<kTokens>;
-  using Parent::Parent;
-  __device__ __forceinline__ void bring(int step, uint32_t to, uint32_t barrier) const {
-    if constexpr (kVariant != kNoInputs) return Parent::bring(step, to, barrier);
+struct NoInputs {
+  __device__ NoInputs(const StreamPhase&, const TokenTile&, const uint16_t*) {}
+  __device__ void bring(int, uint32_t, uint32_t barrier) const {
     if (threadIdx.x % kWarp == 0) arrive(barrier);
   }
 };
@@ -121,7 +122,8 @@ struct Source : Base {
   template <int kTokenTiles>
   using Lane = VariantLane<kVariant, kTokenTiles>;
   template <int kTokens>
-  using Inputs = VariantInputs<kVariant, kTokens>;
+  using Inputs =
+      std::conditional_t<kVariant == kNoInputs, NoInputs, typename Base::template Inputs<kTokens>>;
 };
 
 struct Machine {

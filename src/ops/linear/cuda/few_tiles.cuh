@@ -184,7 +184,11 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, kTokenTiles == 4 ? 1 : 2)
                 __syncwarp();  // all have read
                 fill(step * kPanels + i + kSlots, slot);
               }
-              multiply_unit(unit, x, offset + u * Layout::kUnitCols * 2, kUnitColumns * 2, sums[i]);
+              const auto inputs_of = [&](int t, int chunk) {
+                return *reinterpret_cast<const uint4*>(
+                    x[t] + offset + (u * Layout::kUnitCols + chunk * kUnitColumns) * 2);
+              };
+              multiply_unit(unit, inputs_of, sums[i]);
             }
           }
           if (++slot == kSlots) slot = 0, parity ^= 1;

@@ -22,7 +22,7 @@ __device__ __forceinline__ void multiply_add_codes(int32_t (&c)[4], const uint4&
 struct CodeSource : TileSource<FormatId::kW8C> {
   using Sum = int32_t;
   static constexpr int kSets = 1;  // few instructions: eight warps keep up
-  static constexpr int kBoxColumns = 128;
+  static constexpr int kBoxColumns = 128, kRowPad = 4;
   static constexpr bool kBlocks = false, kDeals = false;
   static constexpr int kTailWarps = 2;
 
@@ -53,7 +53,8 @@ struct CodeSource : TileSource<FormatId::kW8C> {
   template <int kTokenTiles>
   class Lane {
    public:
-    __device__ Lane(const StreamPhase& phase, const TokenTile& tokens, int, int row_warp,
+    Lane() = default;
+    __device__ Lane(const StreamPhase& phase, const TokenTile& tokens, int row_warp,
                     int column_warp, int lane)
         : lane_(lane),
           count_(tokens.count),
@@ -68,6 +69,7 @@ struct CodeSource : TileSource<FormatId::kW8C> {
                 ((column_warp % kBoxPieces * 4 + piece) ^ row) * 16;
     }
 
+    __device__ void begin(int) {}
     __device__ __forceinline__ void multiply(int step, uint32_t weights, uint32_t inputs,
                                              int32_t (&sums)[2][kTokenTiles][4]) const {
       const int left = tile_units_ - step * step_units_ - first_unit_;
@@ -102,7 +104,7 @@ struct CodeSource : TileSource<FormatId::kW8C> {
       pass_panel_scales(weights + weights_ - lane_ * 16 + units * Layout::kUnitBytes, of_rows,
                         lane_);
     }
-    __device__ void finish(int32_t (&)[2][kTokenTiles][4]) const {}
+    static __device__ __forceinline__ int token(int quad, int i) { return 2 * quad + i; }
 
    private:
     // Of rows l / 4 and l / 4 + 8 in turn, as the tensor cores take them; kept plus 128.

@@ -11,9 +11,10 @@ struct RowSource {
   using Sum = float;
   using Outputs = PlainOutputs;
   static constexpr int kSets = 1;
+  static constexpr bool kManyRegisters = false;
   static constexpr int kTailBytes = 0, kTailWarps = 0;
-  static constexpr bool kBlocks = true, kDeals = true, kLooksUpOnce = true;
-  static constexpr int kRows = 16, kPieceColumns = 64;
+  static constexpr bool kBlocks = true, kDeals = true;
+  static constexpr int kRows = 16, kPieceColumns = 64, kRowPad = 4;
   static constexpr int kPieceBytes = kRows * kPieceColumns * 2;
   // Rows of a box of inputs; rows that are copied singly lie 16 bytes further apart, in other
   // banks.
@@ -25,14 +26,13 @@ struct RowSource {
 
   class Weights {
    public:
-    __device__ Weights(const StreamPhase& phase, int expert, int unit, int step)
+    __device__ Weights(const StreamPhase& phase, int expert, int unit)
         : boxes_(&phase.weights.boxes),
           up_(phase.gated ? &phase.up.boxes : nullptr),
           row_(expert * phase.expert_rows + unit * phase.unit_rows),
           up_row_(row_ + phase.up_row),
           column_warps_(kSetWarps >> phase.row_shift),
-          piece_bytes_(phase.row_warps * kPieceBytes),
-          column_(step * column_warps_ * kPieceColumns) {}
+          piece_bytes_(phase.row_warps * kPieceBytes) {}
     __device__ __forceinline__ void bring(bool, uint32_t to, uint32_t barrier) {
       arrive_and_expect(barrier, slot_bytes<RowSource>());
       for (int k = 0; k < column_warps_; ++k, to += piece_bytes_, column_ += kPieceColumns) {
@@ -43,7 +43,7 @@ struct RowSource {
 
    private:
     const CUtensorMap *boxes_, *up_;
-    int row_, up_row_, column_warps_, piece_bytes_, column_;
+    int row_, up_row_, column_warps_, piece_bytes_, column_ = 0;
   };
 
   template <int kTokens>
@@ -88,7 +88,8 @@ struct RowSource {
   template <int kTokenTiles>
   class Lane {
    public:
-    __device__ Lane(const StreamPhase& phase, const TokenTile&, int, int row_warp, int column_warp,
+    Lane() = default;
+    __device__ Lane(const StreamPhase& phase, const TokenTile&, int row_warp, int column_warp,
                     int lane)
         : lane_(lane),
           stride_(phase.x_rows == nullptr ? kInputStride : kCopiedStride),
@@ -97,6 +98,7 @@ struct RowSource {
                    lane % 16 * (2 * kPieceColumns)),
           inputs_(column_warp * 8 * kTokenTiles * kInputStride + lane % 8 * stride_) {}
 
+    __device__ void begin(int) {}
     __device__ __forceinline__ void multiply(int, uint32_t weights, uint32_t inputs,
                                              float (&sums)[1][kTokenTiles][4]) const {
       const uint32_t a_at = weights + weights_, b_at = inputs + inputs_;
@@ -118,7 +120,7 @@ struct RowSource {
         }
       }
     }
-    __device__ void finish(float (&)[1][kTokenTiles][4]) const {}
+    static __device__ __forceinline__ int token(int quad, int i) { return 2 * quad + i; }
 
    private:
     int lane_, stride_;

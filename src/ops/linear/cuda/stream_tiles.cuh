@@ -22,11 +22,13 @@ __device__ __forceinline__ void pass_panel_scales(uint32_t tail, float* of_rows,
   of_rows[lane / 4 + 24] = v.w;
 }
 
-// The outputs of rows with one scale each; codes are 64 times too small (tile_units.cuh).
-struct ScaledOutputs : PlainOutputs {
+// Outputs of sums that are 64 times too small (tile_units.cuh), of rows with one scale each or of
+// sums that have been scaled.
+template <bool kRowScales>
+struct TileOutputs : PlainOutputs {
   using PlainOutputs::PlainOutputs;
   __device__ float value(float sum, float, const float* of_rows, int row) const {
-    return sum * (of_rows[row] * 64);
+    return sum * (kRowScales ? of_rows[row] * 64 : 64);
   }
 };
 
@@ -36,79 +38,122 @@ struct TileSource {
   using Sum = float;
   static constexpr int kTailBytes = Layout::kGroup == 0 ? kTileRows * 4 : 0, kTailWarps = 4;
   static constexpr bool kBlocks = true, kDeals = Layout::kGroup == 0;
-  // 4-bit tiles were slower with it (bench/cuda/README.md).
-  static constexpr bool kLooksUpOnce = Layout::kGroup == 0;
-  using Outputs = std::conditional_t<(kTailBytes > 0), ScaledOutputs, PlainOutputs>;
+  using Outputs = TileOutputs<(kTailBytes > 0)>;
   static constexpr int kSets = 2;
+  static constexpr bool kManyRegisters = Layout::kBits == 4;
   static constexpr int kRows = kTileRows, kPieceColumns = Piece<Layout>::kCols;
   static constexpr int kPieceUnits = Piece<Layout>::kUnits, kPieceBytes = Piece<Layout>::kBytes;
-  // Inputs lie as [32 columns][tokens], or, where rows are copied singly, as rows a bit apart.
-  static constexpr int kChunkBytes = kUnitColumns * 2, kRowGap = 64;
+  // Inputs lie as boxes of [64 columns][tokens] (make_chunk_map()), or, where rows are copied
+  // singly, as rows a bit apart. Lanes 4 i … 4 i + 3 read rows i / 2, and four further if i is odd:
+  // so eight of them find all banks either way.
+  static constexpr int kBoxColumns = 64, kBoxRowBytes = kBoxColumns * 2, kRowGap = 16;
+  static constexpr int kPieceBoxes = kPieceColumns / kBoxColumns;
+  static constexpr int kRowPad = 8;
 
   static __host__ __device__ int step_columns(const StreamPhase& phase) {
     return (kSetWarps >> phase.row_shift) * kPieceColumns;
   }
 
-  class Weights {
+  // The last step has what is left of a panel, and its scales.
+  struct StepBytes {
+    __device__ explicit StepBytes(const StreamPhase& phase)
+        : most((kSetWarps >> phase.row_shift) * kPieceBytes),
+          last(phase.tile_units * Layout::kUnitBytes - (phase.steps - 1) * most + kTailBytes) {}
+    int most, last;
+  };
+
+  // Panels of eight bits a code: each one's address is kept.
+  class KeptPanels {
    public:
-    __device__ Weights(const StreamPhase& phase, int expert, int unit, int step) {
-      const int column_warps = kSetWarps >> phase.row_shift;
-      const int step_units = column_warps * kPieceUnits;
-      row_warps_ = phase.row_warps;
-      step_bytes_ = step_units * Layout::kUnitBytes;
-      last_bytes_ =
-          (phase.tile_units - (phase.steps - 1) * step_units) * Layout::kUnitBytes + kTailBytes;
+    __device__ KeptPanels(const StreamPhase& phase, int expert, int unit)
+        : row_warps_(phase.row_warps), bytes_(phase) {
       const int panels = row_warps_ >> (phase.gated ? 1 : 0);
 #pragma unroll
       for (int i = 0; i < kMostPanels; ++i) {
         const bool up = i >= panels;
         const int panel = min(unit * panels + (up ? i - panels : i), phase.panels - 1);
         from_[i] = (up && phase.gated ? phase.up.tiles : phase.weights.tiles) +
-                   expert * phase.matrix_bytes + panel * phase.panel_bytes +
-                   int64_t{step} * step_bytes_;
+                   expert * phase.matrix_bytes + panel * phase.panel_bytes;
       }
     }
     __device__ __forceinline__ void bring(bool last, uint32_t to, uint32_t barrier) {
-      const int bytes = last ? last_bytes_ : step_bytes_;
+      const int bytes = last ? bytes_.last : bytes_.most;
       arrive_and_expect(barrier, bytes * row_warps_);
 #pragma unroll
       for (int i = 0; i < kMostPanels; ++i) {
         if (i >= row_warps_) break;
-        stream_bytes(to + i * (step_bytes_ + kTailBytes), from_[i], bytes, barrier);
-        from_[i] += step_bytes_;
+        stream_bytes(to + i * (bytes_.most + kTailBytes), from_[i], bytes, barrier);
+        from_[i] += bytes_.most;
       }
     }
 
    private:
     static constexpr int kMostPanels = 4;  // of a unit, those of gate and up together
-    int row_warps_, step_bytes_, last_bytes_;
+    int row_warps_;
+    StepBytes bytes_;
     const uint8_t* from_[kMostPanels];
   };
 
-  template <int kTokens>
+  // Of four bits: of few panels, few instructions before a unit's first copy.
+  class PanelsInTurn {
+   public:
+    __device__ PanelsInTurn(const StreamPhase& phase, int expert, int unit)
+        : gated_(phase.gated),
+          row_warps_(phase.row_warps),
+          panels_(phase.row_warps >> (phase.gated ? 1 : 0)),
+          last_panel_(phase.panels - 1 - unit * panels_),
+          bytes_(phase),
+          panel_bytes_(phase.panel_bytes) {
+      const int64_t offset = expert * phase.matrix_bytes + unit * panels_ * panel_bytes_;
+      from_ = phase.weights.tiles + offset;
+      up_ = phase.up.tiles + offset;
+    }
+    __device__ __forceinline__ void bring(bool last, uint32_t to, uint32_t barrier) {
+      const int bytes = last ? bytes_.last : bytes_.most;
+      const int in_slot = bytes_.most + kTailBytes;  // of a panel
+      arrive_and_expect(barrier, bytes * row_warps_);
+#pragma unroll 1
+      for (int i = 0; i < panels_; ++i) {
+        const int64_t at = min(i, last_panel_) * panel_bytes_;
+        stream_bytes(to + i * in_slot, from_ + at, bytes, barrier);
+        if (gated_) stream_bytes(to + (panels_ + i) * in_slot, up_ + at, bytes, barrier);
+      }
+      from_ += bytes_.most;
+      up_ += bytes_.most;
+    }
+
+   private:
+    bool gated_;
+    int row_warps_, panels_, last_panel_;
+    StepBytes bytes_;
+    int64_t panel_bytes_;
+    const uint8_t *from_, *up_;
+  };
+
+  using Weights = std::conditional_t<Layout::kBits == 4, PanelsInTurn, KeptPanels>;
+
+  template <int>
   class Inputs {
    public:
     __device__ Inputs(const StreamPhase& phase, const TokenTile& tokens, const uint16_t* row)
-        : map_(&phase.inputs),
-          row_(row),
-          columns_(step_columns(phase)),
+        : map_(computed_once(&phase.inputs)),
+          boxed_(phase.x_rows == nullptr),
           cols_(phase.cols),
-          begin_(tokens.begin),
-          count_(tokens.count),
-          bytes_(phase.x_rows == nullptr ? columns_ / kUnitColumns * phase.box_tokens * kChunkBytes
-                                         : 0) {}
+          columns_(computed_once(step_columns(phase))),
+          begin_(computed_once(tokens.begin)),
+          num_rows_(computed_once(boxed_ ? phase.box_tokens : tokens.count)),
+          row_(row) {}
     __device__ __forceinline__ void bring(int step, uint32_t to, uint32_t barrier) const {
-      const int lane = threadIdx.x % kWarp;
-      const int first = step * columns_;
-      if (bytes_ > 0) {
+      const int lane = threadIdx.x % kWarp, first = step * columns_;
+      if (boxed_) {
         if (lane != 0) return;
-        arrive_and_expect(barrier, bytes_);
-        copy_box(to, map_, 0, begin_, first / kUnitColumns, barrier);
+        arrive_and_expect(barrier, columns_ * 2 * num_rows_);
+        copy_box(to, map_, 0, begin_, first / kBoxColumns, barrier);
       } else {
         const int bytes = min(columns_, cols_ - first) * 2;
-        if (lane == 0) arrive_and_expect(barrier, count_ * bytes);
+        if (lane == 0) arrive_and_expect(barrier, num_rows_ * bytes);
         __syncwarp();
-        if (lane < count_) {
+        if (lane < num_rows_) {
           copy_bytes(to + lane * (columns_ * 2 + kRowGap), row_ + first, bytes, barrier);
         }
       }
@@ -116,72 +161,79 @@ struct TileSource {
 
    private:
     const CUtensorMap* map_;
+    bool boxed_;
+    int cols_, columns_, begin_, num_rows_;
     const uint16_t* row_;  // of this lane's token, where rows are copied
-    int columns_, cols_, begin_, count_, bytes_;
   };
 
   static int input_bytes(const StreamPhase& phase, int tokens) {
     const int columns = step_columns(phase);
-    const int bytes = phase.x_rows != nullptr
-                          ? tokens * (columns * 2 + kRowGap)
-                          : columns / kUnitColumns * phase.box_tokens * kChunkBytes;
-    return ceil_divide(bytes, 128) * 128;
+    // Lanes of tokens that a box does not have read on behind it.
+    const int bytes =
+        phase.x_rows != nullptr
+            ? tokens * (columns * 2 + kRowGap)
+            : (columns / kBoxColumns * phase.box_tokens + tokens - phase.box_tokens) * kBoxRowBytes;
+    return ceil_divide(bytes, kBoxAlignment) * kBoxAlignment;
   }
 
   template <int kTokenTiles>
   class Lane {
    public:
-    __device__ Lane(const StreamPhase& phase, const TokenTile& tokens, int, int row_warp,
+    Lane() = default;
+    __device__ Lane(const StreamPhase& phase, const TokenTile& tokens, int row_warp,
                     int column_warp, int lane)
         : lane_(lane),
-          column_warp_(column_warp),
-          column_warps_(kSetWarps >> phase.row_shift),
-          tile_units_(phase.tile_units) {
+          units_(phase.tile_units - column_warp * kPieceUnits),
+          step_units_((kSetWarps >> phase.row_shift) * kPieceUnits) {
+      const int column_warps = kSetWarps >> phase.row_shift;
+      codes_ = computed_once((row_warp * column_warps + column_warp) * kPieceBytes +
+                             row_warp * kTailBytes + lane * 16);
+      codes_to_scales_ =
+          computed_once(Layout::kCodeBytes + UnitCodes<Layout>::scales_of(lane) - lane * 16);
+      const int quad = lane % 4, row = min(token(lane / 8, lane / 4 % 2), tokens.count - 1);
       const bool boxed = phase.x_rows == nullptr;
-      chunk_bytes_ = boxed ? phase.box_tokens * kChunkBytes : kChunkBytes;
-      const int token_bytes = boxed ? kChunkBytes : step_columns(phase) * 2 + kRowGap;
-      weights_ = (row_warp * column_warps_ + column_warp) * kPieceBytes + row_warp * kTailBytes;
+      const int row_bytes = boxed ? kBoxRowBytes : step_columns(phase) * 2 + kRowGap;
+      eight_tokens_ = 8 * row_bytes;
 #pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
-        inputs_[t] = column_warp * (kPieceColumns / kUnitColumns) * chunk_bytes_ +
-                     min(8 * t + lane / 4, tokens.count - 1) * token_bytes + lane % 4 * 16;
-      }
-    }
-
-    __device__ __forceinline__ void multiply(int step, uint32_t weights, uint32_t inputs,
-                                             float (&sums)[2][kTokenTiles][4]) const {
-      const int left = tile_units_ - (step * column_warps_ + column_warp_) * kPieceUnits;
-      const unsigned char* x[kTokenTiles];
+      for (int k = 0; k < kPieceBoxes; ++k) {
+        const int box = column_warp * kPieceBoxes + k;
+        const int at = boxed ? box * phase.box_tokens + row : row;  // row of the slot
+        const int turned = boxed ? at % 8 : 0;
 #pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) x[t] = shared_pointer(inputs + inputs_[t]);
-#pragma unroll
-      for (int u = 0; u < kPieceUnits; ++u) {
-        if (u >= left) break;
-        UnitCodes<Layout> unit;
-        unit.load(shared_pointer(weights + weights_ + u * Layout::kUnitBytes), lane_);
-        multiply_unit(unit, x, u * (Layout::kUnitCols / kUnitColumns) * chunk_bytes_, chunk_bytes_,
-                      sums);
-      }
-    }
-
-    __device__ void pass_scales(const StreamPhase& phase, uint32_t weights, float* of_rows) const {
-      if (column_warp_ > 0) return;
-      const int units = tile_units_ - (phase.steps - 1) * column_warps_ * kPieceUnits;
-      pass_panel_scales(weights + weights_ + units * Layout::kUnitBytes, of_rows, lane_);
-    }
-
-    // Rows with one scale are scaled where their sums are added up.
-    __device__ void finish(float (&sums)[2][kTokenTiles][4]) const {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int t = 0; t < kTokenTiles; ++t) {
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            if (kTailBytes == 0) sums[half][t][k] *= 64;
-          }
+        for (int half = 0; half < 2; ++half) {
+          inputs_[k][half] = computed_once(at * row_bytes + (boxed ? 0 : box * kBoxRowBytes) +
+                                           ((half * 4 + quad) ^ turned) * 16);
         }
       }
+    }
+    static __device__ __forceinline__ int token(int quad, int i) { return quad + 4 * i; }
+
+    __device__ void begin(int step) { left_ = units_ - step * step_units_; }
+
+    __device__ __forceinline__ void multiply(int, uint32_t weights, uint32_t inputs,
+                                             float (&sums)[2][kTokenTiles][4]) {
+      const unsigned char* codes = shared_pointer(weights + codes_);
+      const unsigned char* scales = codes + codes_to_scales_;
+#pragma unroll
+      for (int u = 0; u < kPieceUnits; ++u) {
+        if (u >= left_) break;
+        UnitCodes<Layout> unit;
+        unit.load(codes + u * Layout::kUnitBytes, scales + u * Layout::kUnitBytes, lane_);
+        const auto inputs_of = [&](int t, int chunk) {
+          const int of_piece = u * (Layout::kUnitCols / kUnitColumns) + chunk;
+          return *reinterpret_cast<const uint4*>(
+              shared_pointer(inputs + inputs_[of_piece / 2][of_piece % 2]) + t * eight_tokens_);
+        };
+        multiply_unit(unit, inputs_of, sums);
+      }
+      left_ -= kSets * step_units_;
+    }
+
+    // Of the step that has been multiplied last.
+    __device__ void pass_scales(const StreamPhase& phase, uint32_t weights, float* of_rows) const {
+      if (units_ < phase.tile_units) return;  // others' columns
+      const int units = left_ + kSets * step_units_;
+      pass_panel_scales(weights + codes_ - lane_ * 16 + units * Layout::kUnitBytes, of_rows, lane_);
     }
 
    protected:
@@ -189,9 +241,9 @@ struct TileSource {
       return static_cast<const unsigned char*>(__cvta_shared_to_generic(address));
     }
 
-    int lane_, column_warp_, column_warps_, tile_units_;
-    int chunk_bytes_;
-    uint32_t weights_, inputs_[kTokenTiles];
+    int lane_, units_, step_units_, left_;
+    int eight_tokens_;  // bytes from a token to the eighth after it
+    uint32_t codes_, codes_to_scales_, inputs_[kPieceBoxes][2];
   };
 };
 

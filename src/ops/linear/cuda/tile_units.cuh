@@ -29,22 +29,31 @@ struct UnitCodes {
   Scales scales[kGroups];
   uint2 zeros[kGroups];
 
-  __device__ __forceinline__ void load(const unsigned char* unit, int lane) {
+  // Where a lane finds scales, from the first one of a group.
+  static __device__ __forceinline__ int scales_of(int lane) {
+    return lane / 4 * (4 * Layout::kScaleBytes);
+  }
+  // codes: of the lane; scales: of the first group, of the lane.
+  __device__ __forceinline__ void load(const unsigned char* of_codes,
+                                       const unsigned char* of_scales, int lane) {
 #pragma unroll
     for (int i = 0; i < 2 * kRuns; ++i) {
-      codes[i / 2][i % 2] = *reinterpret_cast<const uint4*>(unit + i * 512 + lane * 16);
+      codes[i / 2][i % 2] = *reinterpret_cast<const uint4*>(of_codes + i * 512);
     }
     if constexpr (Layout::kGroup != 0) {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        const unsigned char* group = unit + Layout::kCodeBytes + g * Layout::kGroupBytes;
-        scales[g] = reinterpret_cast<const Scales*>(group)[lane / 4];
+        const unsigned char* group = of_scales + g * Layout::kGroupBytes;
+        scales[g] = *reinterpret_cast<const Scales*>(group);
         if constexpr (Layout::kZeros) {
-          zeros[g] =
-              reinterpret_cast<const uint2*>(group + kTileRows * Layout::kScaleBytes)[lane / 4];
+          const int further = kTileRows * Layout::kScaleBytes + lane / 4 * 8 - scales_of(lane);
+          zeros[g] = *reinterpret_cast<const uint2*>(group + further);
         }
       }
     }
+  }
+  __device__ __forceinline__ void load(const unsigned char* unit, int lane) {
+    load(unit + lane * 16, unit + Layout::kCodeBytes + scales_of(lane), lane);
   }
   // Of row lane / 4 + 8 i.
   __device__ __forceinline__ float scale(int g, int i) const {
@@ -68,12 +77,10 @@ struct UnitCodes {
   }
 };
 
-// Adds a unit's products to the sums of a panel. inputs + offset: of a lane's tokens at the unit's
-// first column and quad · 8; chunk_bytes: from there to the next 32 columns.
-template <typename Layout, int kTokenTiles>
-__device__ __forceinline__ void multiply_unit(const UnitCodes<Layout>& unit,
-                                              const unsigned char* const (&inputs)[kTokenTiles],
-                                              int offset, int chunk_bytes,
+// Adds a unit's products to the sums of a panel. inputs(t, chunk): of the lane's token of tile t,
+// columns quad · 8 to quad · 8 + 7 of the unit's chunk of 32, as uint4.
+template <typename Layout, int kTokenTiles, typename Inputs>
+__device__ __forceinline__ void multiply_unit(const UnitCodes<Layout>& unit, const Inputs& inputs,
                                               float (&sums)[2][kTokenTiles][4]) {
   using Codes = UnitCodes<Layout>;
 #pragma unroll
@@ -86,7 +93,7 @@ __device__ __forceinline__ void multiply_unit(const UnitCodes<Layout>& unit,
       uint4 b[kTokenTiles];
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
-        b[t] = *reinterpret_cast<const uint4*>(inputs[t] + offset + chunk * chunk_bytes);
+        b[t] = inputs(t, chunk);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {

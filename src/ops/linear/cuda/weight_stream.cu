@@ -36,8 +36,9 @@ int StreamPlan::most_tiles(bool routed) const {
 }
 
 bool can_stream(Stream& stream, const Products& products) {
-  const bool suits = products.tiles || (products.format == FormatId::kBF16 &&
-                                        products.cols % RowSource::kPieceColumns == 0);
+  const bool suits = products.tiles ? products.cols % 64 == 0
+                                    : (products.format == FormatId::kBF16 &&
+                                       products.cols % RowSource::kPieceColumns == 0);
   return suits && stream.cuda().overlaps_kernels() && products.packed != nullptr &&
          products.packed_stride % 8 == 0 &&
          reinterpret_cast<uintptr_t>(products.packed) % 16 == 0 &&
@@ -115,7 +116,7 @@ StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int r
   phase.tile_units = products.cols / piece.unit_columns;
   phase.box_tokens = std::min(8 * plan.token_tiles, products.tokens);
   phase.inputs = make_chunk_map(products.packed, products.tokens, products.cols,
-                                products.packed_stride, phase.box_tokens, step_columns / 32);
+                                products.packed_stride, phase.box_tokens, step_columns / 64);
   return phase;
 }
 

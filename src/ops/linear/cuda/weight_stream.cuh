@@ -7,18 +7,21 @@
 //   in the slots of the ring, of which there are as many for each
 //   kPieceBytes: of what a warp takes of a slot of the ring
 //   kBlocks: whether there may be experts and gated blocks, not only single matrices
+//   kManyRegisters: whether multiplying takes many of them, with one tile of tokens, too
 //   kDeals: whether units may be dealt out by what blocks had before (the code takes registers)
+//   kRowPad: floats between the sums of tokens, so that a warp's lie in different banks
 //   kTailBytes: behind the last of a panel's pieces, its rows' scales; or 0. kTailWarps: the most
 //   row warps of phases with those
 //   step_columns(phase)
-//   kLooksUpOnce: warps keep in registers what all steps of a unit need
-//   Weights(phase, expert, unit, first step), of one lane
+//   Weights(phase, expert, unit), of one lane
 //     .bring(whether it is the last step, to, barrier), step by step; announces the bytes itself
 //   Inputs<tokens of a box>(phase, tokens, row), likewise, of the lanes of a warp; row: of this
 //   lane's token, where the phase copies rows
 //     .bring(step, to, barrier)
-//   Lane<token tiles>(phase, tokens, unit, row warp, column warp, lane)
-//     .multiply(step, weights, inputs, sums), .finish(sums); sums of type Sum; with tails
+//   Lane<token tiles>(phase, tokens, row warp, column warp, lane)
+//     .begin(step) of a unit, then .multiply(step, weights, inputs, sums) for each kSets-th one;
+//     sums of type Sum, as mma.m16n8 leaves them of tokens ::token(lane % 4, 0 or 1) of each
+//     eight; with tails
 //     .pass_scales(phase, weights, to), of the last step, of a row warp's rows
 //   Outputs(phase, tokens), of an adding thread, once inputs are there if it kReadsInputs
 //     .of_token(token), by whole warps; .value(sum, of token, scales of the unit's rows, row)
@@ -26,6 +29,7 @@
 // and on the host input_bytes(phase, tokens of a box), for a slot of the ring.
 
 #include <algorithm>
+#include <cstddef>
 
 #include "base/check.h"
 #include "ops/cuda/async_copy.cuh"
@@ -76,7 +80,8 @@ __host__ __device__ constexpr int ring_bytes(int slots) {
 // Sums of a unit, in floats: [sets][column warps][tokens][rows].
 template <typename Source>
 __host__ __device__ constexpr int partial_stride(int row_warps) {
-  return Source::kRows * row_warps + 4;
+  static_assert(Source::kRowPad % 4 == 0);
+  return Source::kRows * row_warps + Source::kRowPad;
 }
 template <typename Source>
 __host__ __device__ constexpr int partial_floats(int row_warps, int tokens) {
@@ -87,6 +92,12 @@ template <typename Source>
 __host__ __device__ constexpr int scale_floats(int row_warps) {
   return Source::kTailBytes > 0 ? 2 * Source::kRows * row_warps : 0;
 }
+
+// Sums of neighbouring rows.
+template <typename Sum>
+struct alignas(16) FourSums {
+  Sum of[4];
+};
 
 // For sources whose sums are the outputs.
 struct PlainOutputs {
@@ -101,6 +112,7 @@ struct FewRoom {
   ChoiceRoom rooms[kMostAdders];
   int keys[kMostFewPairs], sorted[kMostFewPairs];
 };
+static_assert(sizeof(FewRoom) % alignof(FourSums<float>) == 0);  // which follow
 
 template <typename Source, int kTokenTiles>
 struct StreamBlock {
@@ -108,10 +120,14 @@ struct StreamBlock {
   static constexpr int kMultipliers = Source::kSets * kSetWarps;
   // One warp brings weights, one inputs; the last ones find out who the experts are, then add up
   // and store what the multiplying warps leave of a unit, while those go on.
-  static constexpr int kAdders = Source::kSets > 1 && kTokenTiles > 1 ? 2 : kMostAdders;
+  // Fewer where those need the registers.
+  static constexpr int kAdders = Source::kSets > 1 && (kTokenTiles > 1 || Source::kManyRegisters)
+                                     ? 2
+                                     : kMostAdders;
   using Sum = typename Source::Sum;
   static constexpr bool kBlocks = Source::kBlocks, kChooses = kBlocks && kTokenTiles == 1;
-  static constexpr bool kRehearses = Source::kLooksUpOnce;
+  // Not measured with 4-bit tiles.
+  static constexpr bool kRehearses = kBlocks && !Source::kManyRegisters;
   static constexpr int kAdderThreads = kAdders * kWarp;
   static constexpr int kWeightWarp = kMultipliers, kInputWarp = kMultipliers + 1,
                        kFirstAdder = kMultipliers + 2;
@@ -123,20 +139,12 @@ struct StreamBlock {
   int32_t* pair_tokens;      // [listed pairs]
   int32_t* dealt;            // [most dealt], ends with a number that no unit has; then [blocks]
   FewRoom* few_room;         // where experts are chosen here
-  uint32_t full_barriers;    // those of `empty` follow
   uint32_t weights, inputs;  // of the ring's first slot
   float* partials;
   int partial_size, scales_size;  // in floats
 
-  // Where registers are few the compiler works the address out again at each step, which takes a
-  // warp fifty cycles.
-  static constexpr bool kKeepsAddress = !Source::kLooksUpOnce && kTokenTiles == 1;
-  __device__ uint32_t full(int slot) const {
-    return kKeepsAddress ? full_barriers + 8 * slot : shared_address(&barriers.full[slot]);
-  }
-  __device__ uint32_t empty(int slot) const {
-    return kKeepsAddress ? full(slot + kMostSlots) : shared_address(&barriers.empty[slot]);
-  }
+  __device__ uint32_t full(int slot) const { return shared_address(&barriers.full[slot]); }
+  __device__ uint32_t empty(int slot) const { return shared_address(&barriers.empty[slot]); }
 
   // Calls run(phase, index of the tile, tile, unit) for this block's units.
   template <typename Run>
@@ -231,7 +239,7 @@ struct StreamBlock {
 
   // The same from the router's logits, for few tokens: an expert has one tile.
   __device__ void choose_experts() {
-    static_assert(kAdderThreads >= kMostFewPairs && kTokens >= kMostFewTokens);
+    static_assert(kTokens >= kMostFewTokens);
     const int thread = threadIdx.x - kFirstAdder * kWarp;
     const int lane = thread % kWarp, warp = thread / kWarp;
     const FewChoices& few = plan.few;
@@ -243,8 +251,9 @@ struct StreamBlock {
     }
     sync_adders();
     int* sorted = few_room->sorted;
-    if (thread < plan.pairs) {
-      const int key = few_room->keys[thread];
+#pragma unroll 1
+    for (int i = thread; i < plan.pairs; i += kAdderThreads) {
+      const int key = few_room->keys[i];
       const int place = place_of(key, few_room->keys, plan.pairs);
       sorted[place] = key;
       pair_tokens[place] = key & (kMostFewTokens - 1);
@@ -304,17 +313,14 @@ struct StreamBlock {
 
   __device__ void bring_weights() {
     Ring ring(plan.slots);
+    const uint32_t first_full = computed_once(full(0));
     for_each_unit([&](const StreamPhase& phase, int, const TokenTile& tokens, int unit) {
-      using UnitWeights = typename Source::Weights;
-      UnitWeights unit_weights(phase, tokens.expert, unit, 0);
+      typename Source::Weights unit_weights(phase, tokens.expert, unit);
 #pragma unroll 1
       for (int left = phase.steps - 1; left >= 0; --left, ring.advance()) {
-        wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
-        if constexpr (!Source::kLooksUpOnce) {
-          unit_weights = UnitWeights(phase, tokens.expert, unit, phase.steps - 1 - left);
-        }
-        unit_weights.bring(left == 0, weights + ring.slot() * slot_bytes<Source>(),
-                           full(ring.slot()));
+        const uint32_t barrier = first_full + ring.slot() * 8;
+        wait_barrier(barrier + kFullToEmpty, ring.parity() ^ 1);
+        unit_weights.bring(left == 0, weights + ring.slot() * slot_bytes<Source>(), barrier);
       }
     });
   }
@@ -324,34 +330,37 @@ struct StreamBlock {
     Ring ring(plan.slots);
     bool waited = false;
     int known = 0;  // see columns_there()
+    const uint32_t first_full = computed_once(full(0));
     if (lane < plan.num_phases) prefetch_map(&plan.phases[lane].inputs);
     publish_global_to_copies();
+    const auto wait_once = [&](const StreamPhase& phase) {
+      if (waited || phase.early) return;
+      wait_for_inputs();
+      publish_global_to_copies();
+      waited = true;
+    };
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int) {
-      if (!waited && !phase.early) {
-        wait_for_inputs();
-        publish_global_to_copies();
-        waited = true;
-      }
+      if (kBlocks && phase.x_rows != nullptr) wait_once(phase);
       const uint16_t* row = nullptr;
       if (kBlocks && phase.x_rows != nullptr && lane < tokens.count) {
         const int pair = tokens.begin + lane;
         const int32_t token = plan.listed_pairs > 0 ? pair_tokens[pair] : phase.x_rows[pair];
         row = phase.x + token * phase.x_stride;
       }
-      using UnitInputs = typename Source::template Inputs<kTokens>;
-      UnitInputs unit_inputs(phase, tokens, row);
+      typename Source::template Inputs<kTokens> unit_inputs(phase, tokens, row);
+      wait_once(phase);  // with all at hand that the first copy takes
       const int steps = phase.steps, slot_inputs = plan.slot_inputs;
       // Columns of the inputs that are there.
       int there = kBlocks && phase.awaits >= 0 ? 0 : phase.cols;
 #pragma unroll 1
       for (int step = 0; step < steps; ++step, ring.advance()) {
-        wait_barrier(empty(ring.slot()), ring.parity() ^ 1);
+        const uint32_t barrier = first_full + ring.slot() * 8;
+        wait_barrier(barrier + kFullToEmpty, ring.parity() ^ 1);
         if (kBlocks && there < phase.cols) {
           const int end = min((step + 1) * Source::step_columns(phase), phase.cols);
           while (there < end) there = columns_there(phase, tile, known);
         }
-        if constexpr (!Source::kLooksUpOnce) unit_inputs = UnitInputs(phase, tokens, row);
-        unit_inputs.bring(step, inputs + ring.slot() * slot_inputs, full(ring.slot()));
+        unit_inputs.bring(step, inputs + ring.slot() * slot_inputs, barrier);
       }
     });
     if (!waited) wait_for_inputs();
@@ -367,25 +376,33 @@ struct StreamBlock {
   __device__ void multiply() {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int set = warp / kSetWarps;
+    const uint32_t first_full = computed_once(full(set));
     Ring ring(plan.slots / Source::kSets), buffers(kStreamBuffers);  // the set's slots
     int first_set = 0;  // that has the first step of a unit
-    for_each_unit([&](const StreamPhase& phase, int, const TokenTile& tokens, int unit) {
+    typename Source::template Lane<kTokenTiles> own;
+    const StreamPhase* own_phase = nullptr;
+    int own_tile = 0;
+    for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int) {
       const int row_warp = warp & (phase.row_warps - 1);
       const int column_warp = warp % kSetWarps >> phase.row_shift;
-      typename Source::template Lane<kTokenTiles> own(phase, tokens, unit, row_warp, column_warp,
-                                                      lane);
+      if (&phase != own_phase || tile != own_tile) {
+        own = {phase, tokens, row_warp, column_warp, lane};
+        own_phase = &phase, own_tile = tile;
+      }
       Sum sums[Source::kRows / 16][kTokenTiles][4] = {};
-      const int first_step = (set - first_set + Source::kSets) % Source::kSets;
+      const int first_step = Source::kSets == 1 ? 0 : set ^ first_set;
       first_set = (first_set + phase.steps) % Source::kSets;
+      own.begin(first_step);
       const int kept_steps = phase.steps, kept_inputs = plan.slot_inputs;
-      const auto steps = [&] { return Source::kLooksUpOnce ? kept_steps : phase.steps; };
+      const auto steps = [&] { return Source::kManyRegisters ? phase.steps : kept_steps; };
       const auto slot_inputs = [&] {
-        return Source::kLooksUpOnce ? kept_inputs : plan.slot_inputs;
+        return Source::kManyRegisters ? plan.slot_inputs : kept_inputs;
       };
 #pragma unroll 1
       for (int step = first_step; step < steps(); step += Source::kSets, ring.advance()) {
         const int slot = ring.slot() * Source::kSets + set;
-        wait_barrier(full(slot), ring.parity());
+        const uint32_t barrier = first_full + ring.slot() * (Source::kSets * 8);
+        wait_barrier(barrier, ring.parity());
         own.multiply(step, weights + slot * slot_bytes<Source>(), inputs + slot * slot_inputs(),
                      sums);
         if constexpr (Source::kTailBytes > 0) {
@@ -394,9 +411,8 @@ struct StreamBlock {
                             scales_of(buffers) + row_warp * Source::kRows);
           }
         }
-        arrive_of_warp(empty(slot));
+        arrive_of_warp(barrier + kFullToEmpty);
       }
-      own.finish(sums);
 
       wait_barrier(sums_empty(buffers.slot()), buffers.parity() ^ 1);
       const int row_stride = partial_stride<Source>(phase.row_warps);
@@ -408,7 +424,7 @@ struct StreamBlock {
       for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int token = 8 * t + 2 * (lane % 4) + i;
+          const int token = 8 * t + own.token(lane % 4, i);
           if (token >= tokens.count) continue;
 #pragma unroll
           for (int r = 0; r < Source::kRows / 16; ++r) {
@@ -425,7 +441,7 @@ struct StreamBlock {
   __device__ void add_up() {
     const int thread = threadIdx.x - kFirstAdder * kWarp;
     Ring buffers(kStreamBuffers);
-    bool counted = false, rehearsed = !kRehearses;
+    bool counted = false, rehearsed = false;
     const auto tell_counted = [&] {
       if (!counted && thread % kWarp == 0) arrive(shared_address(&barriers.counted));
       counted = true;
@@ -434,58 +450,94 @@ struct StreamBlock {
     for_each_unit([&](const StreamPhase& phase, int tile, const TokenTile& tokens, int unit) {
       if (phase.counts < 0) tell_counted();
       const typename Source::Outputs outputs(phase, tokens);
-      if (!kBlocks || !phase.gated) wait_for_sums();
-      const Sum* partial = reinterpret_cast<const Sum*>(partials) + buffers.slot() * partial_size;
+      // A thread adds up four neighbouring rows of every so many tokens. All that can be is made
+      // ready before the sums are there.
+      const bool gated = kBlocks && phase.gated;
+      const int shift = kRowShift + phase.row_shift - (gated ? 3 : 2);  // threads of a token
+      const int token_step = kAdderThreads >> shift, row = (thread & ((1 << shift) - 1)) * 4;
+      const int first_row = (unit << (shift + 2)) + row;
+      const int left = computed_once(phase.rows - first_row);  // rows of the matrix from there on
+      int token = computed_once(thread >> shift);
       const int row_stride = partial_stride<Source>(phase.row_warps);
-      const int part_stride = plan.partial_tokens * row_stride;
-      int parts = kMultipliers >> phase.row_shift;
-      const int shift = kRowShift + phase.row_shift, rows = 1 << shift;
-      const auto sum_of = [&](int token, int row) {
-        const Sum* at = partial + token * row_stride + row;
-        Sum sum = 0;
+      const int part_stride = computed_once(plan.partial_tokens * row_stride);
+      const int all_parts = computed_once(kMultipliers >> phase.row_shift);
+      const int half_rows = 4 << shift;  // gated: from a row of gate to that of up
+      const Sum* from = computed_once(reinterpret_cast<const Sum*>(partials) +
+                                      buffers.slot() * partial_size + token * row_stride + row);
+      const int64_t at = (tokens.begin + token) * phase.out_stride + first_row;
+      float* y = computed_once(phase.y + at);
+      uint16_t* packed = computed_once(phase.packed + at);
+      const int64_t out_step = computed_once(token_step * phase.out_stride);
+      const bool aligned = reinterpret_cast<uintptr_t>(y) % 16 == 0 && out_step % 4 == 0;
+      const auto sums_of = [&](int further, int parts) {
+        const Sum* of_part = from + further;
+        FourSums<Sum> sums{};
 #pragma unroll 4
-        for (int k = 0; k < parts; ++k, at += part_stride) sum += *at;
-        return sum;
-      };
-      if (!kBlocks || !phase.gated) {
-        const int first_row = unit << shift;
-        const float* scales = scales_of(buffers);
-#pragma unroll 1
-        for (int i = thread; i < tokens.count << shift; i += kAdderThreads) {
-          const int token = i >> shift, row = i & (rows - 1);
-          const float of_token = outputs.of_token(token);
-          if (first_row + row < phase.rows) {
-            phase.y[(tokens.begin + token) * phase.out_stride + first_row + row] =
-                outputs.value(sum_of(token, row), of_token, scales, row);
-          }
+        for (int k = 0; k < parts; ++k, of_part += part_stride) {
+          const auto more = *reinterpret_cast<const FourSums<Sum>*>(of_part);
+#pragma unroll
+          for (int r = 0; r < 4; ++r) sums.of[r] += more.of[r];
         }
+        return sums;
+      };
+      // Whole warps go through the loop: a token's scale comes from another lane.
+      const int first_token = token - (thread % kWarp >> shift);
+      // The first time before the sums are there, without sums and stores: others wait for what is
+      // made here, and fetching the instructions takes as long as they do.
+      int rehearses = kRehearses && gated && !rehearsed && first_token < tokens.count;
+      if (rehearses) {
+        rehearsed = true;
       } else {
-        const int half = rows / 2, first_row = unit * half;
-        const float* scales = reinterpret_cast<const float*>(barriers.warp_tiles);
-        // The first time with no sums and no stores before: others wait for what is made here, and
-        // fetching the instructions takes as long as they do.
+        wait_for_sums();
+      }
 #pragma unroll 1
-        for (;; rehearsed = true) {
-          if (rehearsed) wait_for_sums();
-          if (rehearsed) scales = scales_of(buffers);
-          parts = rehearsed ? kMultipliers >> phase.row_shift : 0;
-#pragma unroll 1
-          for (int i = thread; i < tokens.count << (shift - 1); i += kAdderThreads) {
-            const int token = i >> (shift - 1), row = i & (half - 1);
-            const float of_token = outputs.of_token(token);
-            if (first_row + row >= phase.rows) continue;
-            const int of_gate = rehearsed ? row : 0, of_up = rehearsed ? half + row : 0;
-            const float gate = outputs.value(sum_of(token, of_gate), of_token, scales, of_gate);
-            const float up = outputs.value(sum_of(token, of_up), of_token, scales, of_up);
-            const float active =
-                phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
-            if (rehearsed) {
-              phase.packed[(tokens.begin + token) * phase.out_stride + first_row + row] =
-                  static_cast<uint16_t>(pack_bfloat16(active * up, 0));
+      for (int first = first_token; first < tokens.count;) {
+        const int parts = rehearses ? 0 : all_parts;
+        const float* scales = rehearses ? reinterpret_cast<const float*>(barriers.warp_tiles)
+                                        : scales_of(buffers) + row;
+        const float of_token = outputs.of_token(min(token, tokens.count - 1));
+        if (token < tokens.count && left > 0) {
+          const auto sums = sums_of(0, parts);
+          float values[4];
+          if (gated) {
+            const auto ups = sums_of(half_rows, parts);
+            const float* up_scales = rehearses ? scales : scales + half_rows;
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+              const float gate = outputs.value(sums.of[r], of_token, scales, r);
+              const float up = outputs.value(ups.of[r], of_token, up_scales, r);
+              values[r] =
+                  up * (phase.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate));
+            }
+            // Rows come in multiples of 64.
+            const uint2 pair = {computed_once(pack_bfloat16(values[0], values[1])),
+                                computed_once(pack_bfloat16(values[2], values[3]))};
+            if (!rehearses) *reinterpret_cast<uint2*>(packed) = pair;
+          } else {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+              values[r] = outputs.value(sums.of[r], of_token, scales, r);
+            }
+            if (aligned && left >= 4) {
+              *reinterpret_cast<float4*>(y) = {values[0], values[1], values[2], values[3]};
+            } else {
+#pragma unroll
+              for (int r = 0; r < 4; ++r) {
+                if (r < left) y[r] = values[r];
+              }
             }
           }
-          if (rehearsed) break;
         }
+        if (rehearses) {
+          rehearses = computed_once(0);
+          wait_for_sums();
+          continue;
+        }
+        first += token_step;
+        token += token_step;
+        from += token_step * row_stride;
+        y += out_step;
+        packed += out_step;
       }
       arrive_of_warp(sums_empty(buffers.slot()));
       buffers.advance();
@@ -513,6 +565,10 @@ struct StreamBlock {
     static_assert(kStreamBuffers == 1);
     return partials + partial_size + buffers.parity() * (scales_size / 2);
   }
+
+  static constexpr uint32_t kFullToEmpty =
+      offsetof(StreamBarriers, empty) - offsetof(StreamBarriers, full);
+  static_assert(Source::kSets <= 2);
 
   __device__ uint32_t sums_empty(int i) const { return shared_address(&barriers.sums_empty[i]); }
 
@@ -598,15 +654,12 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   auto* entries = reinterpret_cast<TokenTile*>(partials + kStreamBuffers * plan.partial_size +
                                                plan.scales_size);
   auto* words = reinterpret_cast<int32_t*>(entries + plan.most_entries);
-  uint32_t full_barriers = shared_address(barriers.full);
-  if constexpr (Block::kKeepsAddress) asm volatile("mov.u32 %0, %0;" : "+r"(full_barriers));
   Block block{plan,
               barriers,
               entries,
               words,
               words + plan.listed_pairs,
               few_room,
-              full_barriers,
               shared_address(ring),
               shared_address(inputs),
               partials,
