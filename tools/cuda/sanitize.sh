@@ -21,7 +21,7 @@ left_out=(
 # With -q: what only asks more of kernels that other tests launch, too.
 repeats=(BatchMates MatesOfWide OrThreads DependOnThreads ChunksThreads SplittingKeys AnySplit SplitsGive WindowEnds
   Rings NoRows NothingToDo NoSequences EveryLength ChunksReplay AutoTakes NotFiniteInputs StayFloat32 WholeRange OfNan
-  EndsOfTheRange Ties LargeLogits LargeScores ErrorIsWithin RefusesIds RejectsMisuse OtherSteps)
+  MatesChange NumberOfMates VeryMany EndsOfTheRange Ties LargeLogits LargeScores ErrorIsWithin RefusesIds RejectsMisuse OtherSteps)
 
 build=build/cuda jobs=4 limit=900 chosen='' quick='' together=''
 usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit "$1"; }
