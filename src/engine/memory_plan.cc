@@ -128,8 +128,9 @@ class CpuMemory : public DeviceMemory {
   int64_t num_threads_;
 };
 
-// Partial results of attention that is split over the keys (ops/attention/cuda): stretches of keys
-// for up to so many queries of a sequence and key head. Longer chunks of prompts are not split.
+// Partial results of attention that is split over the keys (ops/attention/cuda): stretches or spans
+// of keys for up to so many queries of a sequence and key head. Longer chunks of prompts are not
+// split.
 constexpr int64_t kMostSplits = 64, kStretchKeys = 64;
 constexpr int64_t kMostSplitQueries = 64, kSplitTileQueries = 16;
 // Of a row of logits, parts of its summary.

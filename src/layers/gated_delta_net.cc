@@ -6,14 +6,17 @@
 #include "ops/fused/delta_step.h"
 #include "ops/fused/prepared_input.h"
 #include "ops/norm/rms_norm.h"
+#include "tensor/cuda/stream_state.h"
 
 namespace braid {
 
 TensorView GatedDeltaNet::run(StepContext& step, int64_t layer, const LinearInput& input) const {
   const Weights& w = weights_;
   const auto& sequences = step.layer_recurrent[layer].sequences;
-  // A device may compute b and a on the way.
-  const bool may_step = !step.stream.is_cpu() && step.product_observer == nullptr &&
+  // A device may compute b and a on the way, but where their sums must not depend on whether it
+  // can.
+  const bool may_step = !step.stream.is_cpu() && !step.stream.cuda().deterministic() &&
+                        step.product_observer == nullptr &&
                         std::all_of(sequences.begin(), sequences.end(),
                                     [](const RecurrentRows& rows) { return rows.num_rows == 1; });
   Projected x;

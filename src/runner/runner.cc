@@ -187,12 +187,16 @@ void Runner::draw(const RunOptions& options, const Outputs& outputs, Flight& fli
   }
 }
 
-// Every layer reads these; the same uploads in the same order for every step of a shape.
+// Every layer reads these; the same uploads in the same order for every step of a shape, which
+// begins with what ops choose their kernels by.
 void Runner::upload_tables() {
+  shape_.clear();
   for (const auto* list : {&token_ids_, &positions_, &logits_rows_}) {
     cuda::on_device(stream_.cuda(), IndexList(*list));
   }
-  for (const auto& rows : group_rows_) cuda::upload_sequences(stream_, rows);
+  for (const auto& rows : group_rows_) {
+    shape_.push_back(static_cast<size_t>(cuda::upload_sequences(stream_, rows)));
+  }
   for (const auto& rows : recurrent_rows_) cuda::upload_sequences(stream_, rows);
 }
 
@@ -226,11 +230,7 @@ Runner::Outputs Runner::forward(const StepPlan& plan, const RunOptions& options,
     scan_logits(stream_, workspace_, logits, outputs.summaries);
     return outputs;
   };
-  size_t table_layout = 0;
-  if (!stream_.is_cpu()) {
-    upload_tables();
-    table_layout = stream_.cuda().table_layout();
-  }
+  if (!stream_.is_cpu()) upload_tables();
   feed_tokens(options.fed_from);
   const bool decodes =
       num_rows == step.num_tokens() || (num_rows == 0 && !step.backbone_hidden.empty());
@@ -238,9 +238,12 @@ Runner::Outputs Runner::forward(const StepPlan& plan, const RunOptions& options,
       step.observer != nullptr || stream_.profiler() != nullptr) {
     return run();
   }
-  // Ops choose what they launch by the numbers of rows and by whether any of them is logged.
-  shape_ = {table_layout, size_t{step.wants_hidden}, logits_rows_.size(),
-            reinterpret_cast<size_t>(step.backbone_hidden.raw())};
+  // Ops choose what they launch by the numbers of rows and by whether any of them is logged, too.
+  for (const size_t more :
+       {stream_.cuda().table_layout(), size_t{step.wants_hidden}, logits_rows_.size(),
+        reinterpret_cast<size_t>(step.backbone_hidden.raw())}) {
+    shape_.push_back(more);
+  }
   for (const SequenceStep& s : plan.sequences) {
     shape_.push_back(2 * s.tokens.size() + (s.commit ? 0 : 1));
   }

@@ -24,8 +24,9 @@
 // lists of rows may be on the host. In a build without CUDA all of these throw Error.
 namespace braid::cuda {
 
-// Puts on the device what the ops of a step read of its sequences, so that they find it there.
-void upload_sequences(Stream& stream, std::span<const SequenceRows> sequences);
+// Puts on the device what the ops of a step read of its sequences, so that they find it there. Ops
+// choose what they launch by the result of the first, the pages that a sequence has room for.
+int upload_sequences(Stream& stream, std::span<const SequenceRows> sequences);
 void upload_sequences(Stream& stream, std::span<const RecurrentRows> sequences);
 
 // rms_norm, add_rms_norm (y: the residual) and gated_rms_norm. x: rank 2 or 3.

@@ -14,7 +14,7 @@ namespace {
 
 }  // namespace
 
-void upload_sequences(Stream&, std::span<const SequenceRows>) { refuse(); }
+int upload_sequences(Stream&, std::span<const SequenceRows>) { refuse(); }
 void upload_sequences(Stream&, std::span<const RecurrentRows>) { refuse(); }
 void rms_norm(Stream&, const TensorView&, const TensorView&, float, const TensorView&) { refuse(); }
 void add_rms_norm(Stream&, const TensorView&, const TensorView&, float, const TensorView&) {

@@ -4,8 +4,8 @@
 
 namespace braid::cuda {
 
-void upload_sequences(Stream& stream, std::span<const SequenceRows> sequences) {
-  if (!sequences.empty()) KvTable::upload(stream.cuda(), sequences);
+int upload_sequences(Stream& stream, std::span<const SequenceRows> sequences) {
+  return sequences.empty() ? 0 : KvTable::upload(stream.cuda(), sequences).page_capacity;
 }
 
 void upload_sequences(Stream& stream, std::span<const RecurrentRows> sequences) {

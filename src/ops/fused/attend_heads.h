@@ -27,9 +27,10 @@ inline constexpr int64_t kMostAttendedKeys = 4096;
 // for steps with one row a sequence, no more than kMostAttendedKeys and pairs that are turned by
 // fours (their number and distance), and, rounded, for others; on a deterministic stream all go as
 // those others do.
-// Nothing: not done, and the single ops are the way. With one row a sequence the result's order of
-// sums is another one, and depends on the number of sequences; otherwise the bits are those of the
-// single ops. Cosines and sines must have been complete before the op that made q began.
+// Nothing: not done, and the single ops are the way. With one row a sequence, not on a
+// deterministic stream, the result's order of sums is another one, and depends on the number of
+// sequences; otherwise the bits are those of the single ops. Cosines and sines must have been
+// complete before the op that made q began.
 // rounded: the result is the bfloat16 input [tokens, heads · head_dim] of products; otherwise its x
 // holds the float32 values.
 std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,

@@ -22,13 +22,14 @@ struct DeviceSequence {
 
 // The sequences of a step with their rows and pages in one piece of device memory; the layers of a
 // step share one copy. Kernels find everything from what the table holds, so that a recorded graph
-// serves all steps whose tables are of one size. For a number of sequences with one row each, a
-// power of two is the size, twice as large for each doubling of the longest list of pages.
+// serves all steps whose tables are of one size and have room for as many pages a sequence. For a
+// number of sequences with one row each, a power of two is the size, twice as large for each
+// doubling of the longest list of pages.
 struct KvTable {
   const DeviceSequence* sequences;
   const int32_t* row_sequences;  // [num_rows]: the sequence of each row
   int num_rows;
-  int page_capacity;  // no sequence of tables of this size has more pages
+  int page_capacity;  // no sequence has more pages; a power of two
 
 #ifdef __CUDACC__
   __device__ const int32_t* pages(const DeviceSequence& sequence) const {

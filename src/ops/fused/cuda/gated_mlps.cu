@@ -33,12 +33,13 @@ bool fits(Stream& stream, const GatedMlpCall& call, bool beside) {
           gated_path(stream, call, beside) == ProductPath::kStream);
 }
 
-// As a table of the step: the layers share it, and each kernel leaves zeros.
+// As a table of the step, one for each size: the layers share it, and each kernel leaves zeros.
 int32_t* many_counters(Stream& stream, int count) {
-  static const char key = 0;
+  static const char keys[32] = {};
   const size_t bytes = sizeof(int32_t) * std::bit_ceil(static_cast<unsigned>(count));
   const auto clear = [&](std::byte* out) { std::memset(out, 0, bytes); };
-  return static_cast<int32_t*>(const_cast<void*>(stream.cuda().table(&key, bytes, clear)));
+  return static_cast<int32_t*>(
+      const_cast<void*>(stream.cuda().table(&keys[std::bit_width(bytes) % 32], bytes, clear)));
 }
 
 }  // namespace
