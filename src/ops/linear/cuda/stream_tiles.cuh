@@ -3,8 +3,8 @@
 // The tiles of quant/device_tiles.h for weight_stream.cuh: what a multiplying warp takes is a piece
 // of a panel, and the pieces of a step come with one bulk copy a panel.
 
+#include "ops/linear/cuda/launch_stream.cuh"
 #include "ops/linear/cuda/tile_units.cuh"
-#include "ops/linear/cuda/weight_stream.cuh"
 
 namespace braid::cuda {
 

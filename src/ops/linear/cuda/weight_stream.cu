@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "ops/cuda/tensor_map.h"
+#include "ops/linear/cuda/launch_stream.cuh"
 #include "ops/linear/cuda/row_warps.h"
 #include "ops/linear/cuda/stream_rows.cuh"
 #include "ops/linear/cuda/weight_stream.h"

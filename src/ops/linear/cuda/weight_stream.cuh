@@ -28,76 +28,18 @@
 //
 // and on the host input_bytes(phase, tokens of a box), for a slot of the ring.
 
-#include <algorithm>
 #include <cstddef>
 
-#include "base/check.h"
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
 #include "ops/linear/cuda/dealt_units.cuh"
 #include "ops/linear/cuda/ring.cuh"
+#include "ops/linear/cuda/stream_memory.cuh"
 #include "ops/linear/cuda/tensor_core.cuh"
 #include "ops/linear/cuda/weight_stream.h"
-#include "ops/moe/cuda/few_choices.cuh"
 
 namespace braid::cuda {
-
-inline constexpr int kSetWarps = 8;
-inline constexpr int kMostSlots = 12;
-inline constexpr int kBoxAlignment = 1024;
-
-// Tokens of one expert, or of all, that meet its weights together.
-struct TokenTile {
-  uint16_t expert, count;
-  int32_t begin;
-};
-
-// Units whose sums lie in shared memory until they are added up: that takes less time than the
-// products of the next one.
-inline constexpr int kStreamBuffers = 1;
-inline constexpr int kMostAdders = 4;
-// Pairs of an expert and a token whose tokens are listed in shared memory, too.
-inline constexpr int kMostListedPairs = 1024;
-
-struct StreamBarriers {
-  uint64_t full[kMostSlots], empty[kMostSlots];
-  uint64_t sums_empty[kStreamBuffers];
-  uint64_t listed, dealt, counted;  // experts; the last phase's units; all that others wait for
-  alignas(16) int warp_tiles[kMostAdders];
-  int num_listed;
-};
-
-template <typename Source>
-__host__ __device__ constexpr int slot_bytes() {
-  return kSetWarps * Source::kPieceBytes + Source::kTailWarps * Source::kTailBytes;
-}
-// Of the ring's weights; boxes of inputs follow.
-template <typename Source>
-__host__ __device__ constexpr int ring_bytes(int slots) {
-  return (slots * slot_bytes<Source>() + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment;
-}
-// Sums of a unit, in floats: [sets][column warps][tokens][rows].
-template <typename Source>
-__host__ __device__ constexpr int partial_stride(int row_warps) {
-  static_assert(Source::kRowPad % 4 == 0);
-  return Source::kRows * row_warps + Source::kRowPad;
-}
-template <typename Source>
-__host__ __device__ constexpr int partial_floats(int row_warps, int tokens) {
-  return Source::kSets * kSetWarps / row_warps * tokens * partial_stride<Source>(row_warps);
-}
-// Behind those, scales of the rows of a unit and of the next one.
-template <typename Source>
-__host__ __device__ constexpr int scale_floats(int row_warps) {
-  return Source::kTailBytes > 0 ? 2 * Source::kRows * row_warps : 0;
-}
-
-// Sums of neighbouring rows.
-template <typename Sum>
-struct alignas(16) FourSums {
-  Sum of[4];
-};
 
 // For sources whose sums are the outputs.
 struct PlainOutputs {
@@ -106,13 +48,6 @@ struct PlainOutputs {
   __device__ float of_token(int) const { return 1; }
   __device__ float value(float sum, float, const float*, int) const { return sum; }
 };
-
-// Of adding warps that choose experts.
-struct FewRoom {
-  ChoiceRoom rooms[kMostAdders];
-  int keys[kMostFewPairs], sorted[kMostFewPairs];
-};
-static_assert(sizeof(FewRoom) % alignof(FourSums<float>) == 0);  // which follow
 
 template <typename Source, int kTokenTiles>
 struct StreamBlock {
@@ -700,90 +635,5 @@ __global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
   }
 #endif
 }
-
-// The most units of the last phase that a block may get, where they are dealt out by what it had
-// before; 0: they are not. Of blocks whose steps before differ by `spread`, none begins its last
-// unit later than another one its next.
-inline int most_dealt_units(const StreamPlan& plan, int blocks) {
-  const StreamPhase& last = plan.phases[plan.num_phases - 1];
-  if (plan.num_phases < 2 || !last.routed || blocks == 0 || blocks > kMostDealtTo) {
-    return 0;
-  }
-  int spread = 0;
-  for (int p = 0; p < plan.num_phases - 1; ++p) spread += plan.phases[p].steps + 1;
-  return plan.most_tiles(true) * last.units() / blocks + spread / (last.steps + 1) + 3;
-}
-
-// Shared memory of a block: what leaves room for the small kernels that come next.
-inline constexpr int kStreamBlockBytes = 200 << 10;
-
-template <typename Source>
-size_t stream_block_bytes(const StreamPlan& plan, int slots) {
-  return kBoxAlignment + ring_bytes<Source>(slots) + static_cast<size_t>(slots) * plan.slot_inputs +
-         (plan.few.logits != nullptr ? sizeof(FewRoom) : 0) +
-         (kStreamBuffers * plan.partial_size + plan.scales_size) * sizeof(float) +
-         plan.most_entries * sizeof(TokenTile) +
-         (plan.listed_pairs + (plan.most_dealt > 0 ? plan.most_dealt + kMostDealtTo : 0)) *
-             sizeof(int32_t);
-}
-
-template <typename Source, int kTokenTiles>
-void launch_stream(Stream& stream, StreamPlan& plan) {
-  using Block = StreamBlock<Source, kTokenTiles>;
-  int available = 0;
-  BRAID_CUDA_CHECK(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                          stream.cuda().device()));
-  const auto most_bytes =
-      static_cast<size_t>(std::min(kStreamBlockBytes, available - 1024));  // barriers take some
-  int units = 0;
-  plan.slot_inputs = 0;
-  plan.most_entries = plan.experts > 0 ? plan.most_tiles(true) : 0;
-  plan.partial_tokens = plan.experts > 0 ? Block::kTokens : std::min(Block::kTokens, plan.tokens);
-  plan.partial_size = plan.scales_size = 0;
-  for (int p = 0; p < plan.num_phases; ++p) {
-    StreamPhase& phase = plan.phases[p];
-    phase.num_units = phase.units();
-    plan.partial_size =
-        std::max(plan.partial_size, partial_floats<Source>(phase.row_warps, plan.partial_tokens));
-    plan.scales_size = std::max(plan.scales_size, scale_floats<Source>(phase.row_warps));
-    BRAID_CHECK(Source::kTailBytes == 0 || phase.row_warps <= Source::kTailWarps, "{} row warps",
-                phase.row_warps);
-    plan.slot_inputs = std::max(plan.slot_inputs, Source::input_bytes(phase, Block::kTokens));
-    units = std::max(units, plan.most_tiles(phase.routed) * phase.units());
-  }
-  // The sum of one token's experts is a kernel of one block, which begins beside these: with what
-  // it can do ahead of them where it has a multiprocessor of its own.
-  const int spare = plan.experts > 0 && plan.tokens == 1 ? 1 : 0;
-  const int blocks = std::min(units, stream.cuda().num_multiprocessors() - spare);
-  plan.listed_pairs = plan.experts > 0 && plan.pairs <= kMostListedPairs ? plan.pairs : 0;
-  plan.most_dealt = Source::kDeals ? most_dealt_units(plan, blocks) : 0;
-  // No more of them than a block fills once, so that others find room beside a small matrix.
-  int needed = 0;
-  for (int p = 0; p < plan.num_phases; ++p) {
-    const StreamPhase& phase = plan.phases[p];
-    needed += ceil_divide(plan.most_tiles(phase.routed) * phase.units(), std::max(blocks, 1)) *
-              phase.steps;
-  }
-  constexpr int kSets = Source::kSets;
-  plan.slots = std::min(ceil_divide(std::max(needed, 1), kSets), kMostSlots / kSets) * kSets;
-  while (plan.slots > kSets && stream_block_bytes<Source>(plan, plan.slots) > most_bytes) {
-    plan.slots -= kSets;
-  }
-
-  auto* kernel = stream_kernel<Source, kTokenTiles>;
-  const size_t bytes = stream_block_bytes<Source>(plan, plan.slots);
-  BRAID_CHECK(bytes <= most_bytes, "{} bytes of shared memory", bytes);
-  static size_t allowed = 0;
-  if (bytes > allowed) {
-    BRAID_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          static_cast<int>(bytes)));
-    allowed = bytes;
-  }
-  launch(stream, kernel, static_cast<unsigned>(blocks), Block::kThreads, bytes, plan);
-}
-
-// The kernels for weights in tiles, with two sizes of tiles of tokens.
-template <FormatId kFormat>
-void stream_tiles(Stream& stream, StreamPlan& plan);
 
 }  // namespace braid::cuda
