@@ -46,10 +46,10 @@ CUtensorMap make_tensor_map(const void* matrix, int64_t rows, int64_t cols, int6
 
 CUtensorMap make_chunk_map(const void* matrix, int64_t rows, int64_t cols, int64_t stride,
                            int box_rows, int box_chunks) {
-  const cuuint64_t sizes[] = {64, static_cast<cuuint64_t>(rows),
-                              static_cast<cuuint64_t>(cols / 64)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * 2, 128};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_rows),
+  const cuuint64_t sizes[] = {kChunkColumns, static_cast<cuuint64_t>(rows),
+                              static_cast<cuuint64_t>(cols / kChunkColumns)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * 2, kChunkColumns * 2};
+  const cuuint32_t box[] = {kChunkColumns, static_cast<cuuint32_t>(box_rows),
                             static_cast<cuuint32_t>(box_chunks)};
   return encode(matrix, 3, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B);
 }

@@ -14,9 +14,10 @@ namespace braid::cuda {
 CUtensorMap make_tensor_map(const void* matrix, int64_t rows, int64_t cols, int64_t stride,
                             int box_rows);
 
-// The same for boxes of `box_chunks` times 64 columns: in shared memory a box is [64
-// columns][rows][128 bytes], permuted by these box_chunks · box_rows rows. Both parts of a box have
-// up to 256. cols must be a multiple of 64.
+// The same for boxes of `box_chunks` times kChunkColumns columns: in shared memory a box is
+// [box_chunks][box_rows][128 bytes], permuted by these box_chunks · box_rows rows. Both parts of a
+// box have up to 256. cols must be a multiple of kChunkColumns.
+inline constexpr int kChunkColumns = 64;
 CUtensorMap make_chunk_map(const void* matrix, int64_t rows, int64_t cols, int64_t stride,
                            int box_rows, int box_chunks);
 

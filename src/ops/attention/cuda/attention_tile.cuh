@@ -7,6 +7,7 @@
 #include "ops/attention/cuda/attention_call.h"
 #include "ops/attention/cuda/paged_store.cuh"
 #include "ops/cuda/int8.cuh"
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/tensor_core.cuh"
 #include "ops/fused/cuda/head.cuh"
 
@@ -363,6 +364,51 @@ class AttentionTile {
         multiply_add(weighted[tile + 1], a, b[2], b[3]);
       }
     }
+  }
+
+  // The copies of the first tile, keys and values of earlier steps before the kernels in front are
+  // through: three groups, of which keys are complete with the first two. find(start): find_key().
+  template <typename T, typename Find>
+  __device__ void begin_copies(const PagedRows<T>& keys, const PagedRows<T>& values, int begin,
+                               int first_position, const Find& find) {
+    put_key(begin, find(begin));
+    __syncthreads();
+    fetch_keys(keys, values, begin, 0, first_position);
+    fetch_values(values, begin, 0, first_position);
+    commit_copies();
+    wait_for_inputs();
+    fetch_keys(keys, values, begin, first_position);
+    commit_copies();
+    fetch_values(values, begin, first_position);
+    commit_copies();
+  }
+  // The tile at `start` where keys and values have one place each, which the next tile before `end`
+  // takes as soon as they are done with.
+  template <typename T, typename Find>
+  __device__ void take_in_turn(const PagedRows<T>& keys, const PagedRows<T>& values, int start,
+                               int end, float scale, const VisibleKeys& visible,
+                               const int (&row_begin)[2], const int (&row_end)[2],
+                               const Find& find) {
+    const int next = start + kKeys;
+    const bool more = next < end;
+    wait_for_copies<1>();
+    expand_keys();
+    __syncthreads();                                       // keys are there
+    const uint32_t next_key = more ? find(next) : kNoKey;  // arrives meanwhile
+    multiply_keys();
+    scale_scores(scale, start, visible, row_begin, row_end);
+    put_key(next, next_key);
+    __syncthreads();  // keys are done with
+    if (more) fetch_keys(keys, values, next);
+    commit_copies();
+    weigh();
+    wait_for_copies<1>();
+    expand_values();
+    __syncthreads();  // values and weights are there
+    multiply_values();
+    __syncthreads();  // values are done with
+    if (more) fetch_values(values, next);
+    commit_copies();
   }
 
   // After a barrier: completes the sums.

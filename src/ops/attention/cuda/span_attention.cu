@@ -134,16 +134,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   const auto find_key = [&](int start) {
     return tile.find_key(keys, pages, sequence.num_pages, kv_head, start, visible);
   };
-  tile.put_key(begin, find_key(begin));
-  __syncthreads();
-  tile.fetch_keys(keys, values, begin, 0, sequence.first_position);
-  tile.fetch_values(values, begin, 0, sequence.first_position);
-  commit_copies();
-  wait_for_inputs();
-  tile.fetch_keys(keys, values, begin, sequence.first_position);
-  commit_copies();
-  tile.fetch_values(values, begin, sequence.first_position);
-  commit_copies();
+  tile.begin_copies(keys, values, begin, sequence.first_position, find_key);
   const auto query_at = [&](int query) { return element_of(args.q, query); };
   if (args.heads.norm != nullptr) {
     tile.prepare_queries(args.heads, num_queries, query_at,
@@ -166,24 +157,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   for (int start = begin; start < end; start += kKeys) {
     const int next = start + kKeys;
     const bool more = next < end;
-    wait_for_copies<1>();
-    tile.expand_keys();
-    __syncthreads();                                           // keys are there
-    const uint32_t next_key = more ? find_key(next) : kNoKey;  // arrives meanwhile
-    tile.multiply_keys();
-    tile.scale_scores(args.scale, start, visible, row_begin, row_end);
-    tile.put_key(next, next_key);
-    __syncthreads();  // keys are done with
-    if (more) tile.fetch_keys(keys, values, next);
-    commit_copies();
-    tile.weigh();
-    wait_for_copies<1>();
-    tile.expand_values();
-    __syncthreads();  // values and weights are there
-    tile.multiply_values();
-    __syncthreads();  // values are done with
-    if (more) tile.fetch_values(values, next);
-    commit_copies();
+    tile.take_in_turn(keys, values, start, end, args.scale, visible, row_begin, row_end, find_key);
     if (more && next < span_end) continue;
     tile.finish();
     if (split) break;

@@ -4,18 +4,6 @@
 
 namespace braid::cuda {
 
-// A value that stays in a register; else what an address is made of is looked up again wherever it
-// is needed.
-template <typename T>
-__device__ __forceinline__ T computed_once(T value) {
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("" : "+l"(value));
-  } else {
-    asm volatile("" : "+r"(value));
-  }
-  return value;
-}
-
 // Slots of shared memory in turn, and the parity of their barriers' phase: as each role of a block
 // goes through them.
 class Ring {

@@ -3,6 +3,7 @@
 // The tiles of quant/device_tiles.h for weight_stream.cuh: what a multiplying warp takes is a piece
 // of a panel, and the pieces of a step come with one bulk copy a panel.
 
+#include "ops/cuda/tensor_map.h"
 #include "ops/linear/cuda/launch_stream.cuh"
 #include "ops/linear/cuda/tile_units.cuh"
 
@@ -46,7 +47,7 @@ struct TileSource {
   // Inputs lie as boxes of [64 columns][tokens] (make_chunk_map()), or, where rows are copied
   // singly, as rows a bit apart. Lanes 4 i … 4 i + 3 read rows i / 2, and four further if i is odd:
   // so eight of them find all banks either way.
-  static constexpr int kBoxColumns = 64, kBoxRowBytes = kBoxColumns * 2, kRowGap = 16;
+  static constexpr int kBoxColumns = kChunkColumns, kBoxRowBytes = kBoxColumns * 2, kRowGap = 16;
   static constexpr int kPieceBoxes = kPieceColumns / kBoxColumns;
   static constexpr int kRowPad = 8;
 

@@ -37,7 +37,7 @@ int StreamPlan::most_tiles(bool routed) const {
 }
 
 bool can_stream(Stream& stream, const Products& products) {
-  const bool suits = products.tiles ? products.cols % 64 == 0
+  const bool suits = products.tiles ? products.cols % kChunkColumns == 0
                                     : (products.format == FormatId::kBF16 &&
                                        products.cols % RowSource::kPieceColumns == 0);
   return suits && stream.cuda().overlaps_kernels() && products.packed != nullptr &&
@@ -116,8 +116,9 @@ StreamPhase stream_phase(const StreamPlan& plan, const Products& products, int r
   phase.panels = ceil_divide(products.rows, kTileRows);
   phase.tile_units = products.cols / piece.unit_columns;
   phase.box_tokens = std::min(8 * plan.token_tiles, products.tokens);
-  phase.inputs = make_chunk_map(products.packed, products.tokens, products.cols,
-                                products.packed_stride, phase.box_tokens, step_columns / 64);
+  phase.inputs =
+      make_chunk_map(products.packed, products.tokens, products.cols, products.packed_stride,
+                     phase.box_tokens, step_columns / kChunkColumns);
   return phase;
 }
 

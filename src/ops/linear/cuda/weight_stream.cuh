@@ -31,6 +31,7 @@
 #include <cstddef>
 
 #include "ops/cuda/async_copy.cuh"
+#include "ops/cuda/computed_once.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/elementwise/cuda/activations.cuh"
 #include "ops/linear/cuda/dealt_units.cuh"
@@ -54,8 +55,8 @@ struct StreamBlock {
   static constexpr int kTokens = 8 * kTokenTiles;
   static constexpr int kMultipliers = Source::kSets * kSetWarps;
   // One warp brings weights, one inputs; the last ones find out who the experts are, then add up
-  // and store what the multiplying warps leave of a unit, while those go on.
-  // Fewer where those need the registers.
+  // and store what the multiplying warps leave of a unit, while those go on. Fewer where those need
+  // the registers.
   static constexpr int kAdders = Source::kSets > 1 && (kTokenTiles > 1 || Source::kManyRegisters)
                                      ? 2
                                      : kMostAdders;
@@ -328,6 +329,7 @@ struct StreamBlock {
       const int first_step = Source::kSets == 1 ? 0 : set ^ first_set;
       first_set = (first_set + phase.steps) % Source::kSets;
       own.begin(first_step);
+      // Where registers are scarce these are read at each step instead.
       const int kept_steps = phase.steps, kept_inputs = plan.slot_inputs;
       const auto steps = [&] { return Source::kManyRegisters ? phase.steps : kept_steps; };
       const auto slot_inputs = [&] {
