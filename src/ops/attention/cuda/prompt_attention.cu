@@ -2,8 +2,8 @@
 
 #include "ops/attention/cuda/paged_store.cuh"
 #include "ops/attention/cuda/prompt_attention.h"
+#include "ops/attention/cuda/query_tiles.cuh"
 #include "ops/cuda/async_copy.cuh"
-#include "ops/cuda/row_vectors.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/fused/cuda/head.cuh"
 #include "ops/linear/cuda/warpgroup.cuh"
@@ -32,18 +32,11 @@ constexpr int kSharedBytes =
     kQueryBytes + 2 * kStages * kTileBytes + static_cast<int>(sizeof(Barriers));
 static_assert(kSharedBytes <= 227 << 10);
 
-struct PromptArguments {
+struct PromptArguments : QueryArguments {
+  using QueryArguments::QueryArguments;
   CUtensorMap keys, values;             // boxes of box_rows rows that lie in one page
   int box_rows, page_rows, page_shift;  // page_rows: from a page to the next one
-  Rows<const float> q;
-  Rows<float> out;
-  Rows<uint16_t> packed;  // bfloat16, instead of `out` if not null
-  QueryHeads heads;
-  KvTable table;
-  const QueryTile* tiles;
-  int group, window;
   uint32_t group_inverse;  // n / group = n · group_inverse / 2^32 for n < 2^32 / group
-  float scale;             // of scores in powers of 2
 };
 
 // Parities of the barriers of tile i, which is in stage i % kStages.
@@ -486,24 +479,14 @@ bool prompt_attention_can(const AttentionCall& call) {
 
 void prompt_attention(const AttentionCall& call, const QueryTile* tiles, int num_tiles) {
   const int page_tokens = static_cast<int>(call.cache.page_tokens());
-  PromptArguments args{.box_rows = std::min(page_tokens, kKeys)};
+  PromptArguments args(call);
+  args.tiles = tiles;
+  args.box_rows = std::min(page_tokens, kKeys);
   args.keys = map_of(call.cache.keys, args.box_rows);
   args.values = map_of(call.cache.values, args.box_rows);
   args.page_rows = static_cast<int>(call.cache.keys.row_stride() / kDim);
   args.page_shift = std::countr_zero(static_cast<unsigned>(page_tokens));
-  args.q = rows_of<const float>(call.q);
-  if (call.packed != nullptr) {
-    args.packed = {call.packed, call.q.dim(1) * kDim};
-  } else {
-    args.out = rows_of<float>(call.out);
-  }
-  args.heads = call.heads;
-  args.table = call.table;
-  args.tiles = tiles;
-  args.group = call.group();
   args.group_inverse = static_cast<uint32_t>((uint64_t{1} << 32) / args.group + 1);
-  args.window = static_cast<int>(std::min<int64_t>(call.options.window, 1 << 30));
-  args.scale = call.options.scale * 1.44269504088896340736f;
   launch(call.stream, prompt_attention_kernel,
          dim3(static_cast<unsigned>(call.kv_heads()), static_cast<unsigned>(num_tiles)), kThreads,
          kSharedBytes, args);

@@ -1,14 +1,8 @@
 #pragma once
 
-#include "ops/attention/cuda/attention_call.h"
+#include "ops/attention/cuda/query_tiles.h"
 
 namespace braid::cuda {
-
-// Query n of a sequence and KV head is row n / group, head n % group of the KV head's group.
-struct QueryTile {
-  int32_t sequence;
-  int32_t first_query;
-};
 
 // Attention of tiles of up to kPromptQueries queries of a KV head, with bfloat16 keys and values of
 // heads of 256, on the tensor cores of Hopper.

@@ -1,13 +1,9 @@
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/check.h"
-#include "ops/attention/cuda/attention_call.h"
-#include "ops/attention/cuda/attention_tile.cuh"
 #include "ops/attention/cuda/prompt_attention.h"
-#include "ops/cuda/row_vectors.cuh"
-#include "ops/fused/cuda/packed_rows.cuh"
+#include "ops/attention/cuda/query_tiles.cuh"
 
 namespace braid::cuda {
 namespace {
@@ -26,21 +22,9 @@ __host__ __device__ constexpr int stretches_per_split(int stretches) {
   return ceil_divide(stretches, kMaxSplits);
 }
 
-struct TileArguments {
-  Rows<const float> q;
-  Rows<float> out;
-  Rows<uint16_t> packed;  // bfloat16, instead of `out` if not null
-  QueryHeads heads;
-  KvTable table;
-  const QueryTile* tiles;
-  int group, window;
-  bool aligned;  // queries, to 16 bytes
-  float scale;   // of scores in powers of 2
-  // Of split tiles, each with kv_heads of everything:
-  int32_t* arrivals;   // splits that are done; zero between launches
-  float* partials;     // [tiles, kv_heads, max_splits, kSplitTileQueries, dim]
-  float2* statistics;  // [tiles, kv_heads, max_splits, kSplitTileQueries]: largest, sum
-  int max_splits, max_queries;
+struct TileArguments : QueryArguments {
+  using QueryArguments::QueryArguments;
+  SplitResults results{};
 };
 
 // The range of keys of a split, in positions.
@@ -108,33 +92,18 @@ __device__ void merge_splits(const float* partials, const float2* statistics, in
 // Grid: tiles, KV heads, splits.
 template <typename Shape, bool kSplit, int kBlocks>
 __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
-    tile_kernel(TileArguments args, PagedRows<const typename Shape::Stored> keys,
-                PagedRows<const typename Shape::Stored> values) {
+    tile_kernel(const __grid_constant__ TileArguments args,
+                const __grid_constant__ PagedRows<const typename Shape::Stored> keys,
+                const __grid_constant__ PagedRows<const typename Shape::Stored> values) {
   constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(shared_bytes);
   // The tables, and the keys and values of earlier steps, are read ahead of the kernels in front.
-  const QueryTile where = args.tiles[blockIdx.x];
-  const DeviceSequence sequence = args.table.sequences[where.sequence];
+  const TileQueries<kDim, Shape::kQueries> queries(args);
+  const DeviceSequence& sequence = queries.sequence();
   const int32_t* pages = args.table.pages(sequence);
   const int kv_head = blockIdx.y;
-  const int num_queries = min(Shape::kQueries, sequence.num_rows * args.group - where.first_query);
-  const auto position_of = [&](int query) {
-    return sequence.first_position + (where.first_query + query) / args.group;
-  };
-  const auto element_of = [&](const auto& rows, int query) {
-    const int n = where.first_query + query;
-    return rows[sequence.first_row + n / args.group] +
-           (kv_head * args.group + n % args.group) * kDim;
-  };
-  const auto first_seen = [&](int position) {
-    return args.window > 0 ? max(0, position + 1 - args.window) : 0;
-  };
-  const int first_position = position_of(0), last_position = position_of(num_queries - 1);
-  const VisibleKeys visible{.begin = first_seen(first_position),
-                            .end = last_position + 1,
-                            .all_begin = first_seen(last_position),
-                            .all_end = first_position + 1};
+  const VisibleKeys visible = queries.visible();
   int begin = visible.begin / kKeys * kKeys, end = visible.end, num_splits = 1;
   if constexpr (kSplit) {
     const Split split = split_of(visible, blockIdx.z);
@@ -149,22 +118,9 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
     return tile.find_key(keys, pages, sequence.num_pages, kv_head, start, visible);
   };
   tile.begin_copies(keys, values, begin, sequence.first_position, find_key);
-  const auto query_at = [&](int query) { return element_of(args.q, query); };
-  if (args.heads.norm != nullptr) {
-    tile.prepare_queries(args.heads, num_queries, query_at, [&](int query) {
-      return sequence.first_row + (where.first_query + query) / args.group;
-    });
-  } else {
-    tile.load_queries(num_queries, args.aligned, query_at);
-  }
+  queries.bring_to(tile);
   int row_begin[2], row_end[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int query = tile.row() + 8 * i;
-    const int position = position_of(query);
-    row_begin[i] = query < num_queries ? first_seen(position) : 0;
-    row_end[i] = query < num_queries ? position + 1 : 0;
-  }
+  queries.visible_to(tile.row(), row_begin, row_end);
 
   if constexpr (Shape::kBuffers > 1) {
     if (begin + kKeys < end) tile.put_key(begin + kKeys, find_key(begin + kKeys));
@@ -196,129 +152,18 @@ __global__ void __launch_bounds__(Shape::kThreads, kBlocks)
   tile.finish();
 
   if (!kSplit || num_splits == 1) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int query = tile.row() + 8 * i;
-      if (query >= num_queries) continue;
-      const float factor = 1 / tile.sum[i];
-      if (args.packed.data != nullptr) {
-        uint16_t* const out = element_of(args.packed, query);
-#pragma unroll
-        for (int t = 0; t < Shape::kValueTiles; ++t) {
-          *reinterpret_cast<__nv_bfloat162*>(out + tile.element(t)) = __floats2bfloat162_rn(
-              tile.weighted[t][2 * i] * factor, tile.weighted[t][2 * i + 1] * factor);
-        }
-        continue;
-      }
-      float* const out = element_of(args.out, query);
-#pragma unroll
-      for (int t = 0; t < Shape::kValueTiles; ++t) {
-        out[tile.element(t)] = tile.weighted[t][2 * i] * factor;
-        out[tile.element(t) + 1] = tile.weighted[t][2 * i + 1] * factor;
-      }
-    }
-    return;
+    const float factor[2] = {1 / tile.sum[0], 1 / tile.sum[1]};
+    return queries.store(tile, tile.weighted, factor);
   }
   if constexpr (kSplit) {
-    const int place = blockIdx.x * gridDim.y + kv_head;
-    const int64_t first = static_cast<int64_t>(place) * args.max_splits * args.max_queries;
-    float* partials = args.partials + first * kDim;
-    float2* statistics = args.statistics + first;
-    const int split = blockIdx.z * args.max_queries;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int query = tile.row() + 8 * i;
-      if (query >= num_queries) continue;
-#pragma unroll
-      for (int t = 0; t < Shape::kValueTiles; ++t) {
-        float* to = partials + static_cast<int64_t>(split + query) * kDim + tile.element(t);
-        *reinterpret_cast<float2*>(to) =
-            float2{tile.weighted[t][2 * i], tile.weighted[t][2 * i + 1]};
-      }
-      if (tile.column_warp() == 0 && tile.lane() % 4 == 0) {
-        statistics[split + query] = float2{tile.largest[i], tile.sum[i]};
-      }
-    }
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      shared.last = atomicAdd(&args.arrivals[place], 1) == num_splits - 1;
-    }
-    __syncthreads();
-    if (!shared.last) return;
-    __threadfence();
+    const SplitTile<Shape> all(args.results);
+    if (!all.leave(tile, queries.count(), num_splits, shared.last)) return;
     merge_splits<kDim, Shape::kThreads>(
-        partials, statistics, args.max_queries, num_splits, num_queries,
-        reinterpret_cast<float*>(shared.keys), [&](int query, int element, float4 v) {
-          if (args.packed.data != nullptr) {
-            return store_rounded(element_of(args.packed, query), element, v);
-          }
-          float* const out = element_of(args.out, query) + element;
-          out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
-        });
-    if (threadIdx.x == 0) args.arrivals[place] = 0;
+        all.partials, all.statistics, all.max_queries, num_splits, queries.count(),
+        reinterpret_cast<float*>(shared.keys),
+        [&](int query, int element, float4 v) { queries.store(query, element, v); });
+    all.clear();
   }
-}
-
-// Which tiles a call has.
-struct TilePlan {
-  int tile_queries = kTileQueries;  // of those that are not split
-  int num_split_tiles = 0;
-  int num_tiles = 0;
-  int most_split_queries = 1;
-  int most_keys = 1;  // that a tile which is split may see
-};
-
-TilePlan plan_tiles(const AttentionCall& call, int tile_queries) {
-  TilePlan plan{.tile_queries = tile_queries};
-  for (const SequenceRows& s : call.sequences) {
-    if (s.num_rows == 0) continue;
-    const int queries = static_cast<int>(s.num_rows) * call.group();
-    if (queries > kMostSplitQueries) {
-      plan.num_tiles += ceil_divide(queries, tile_queries);
-      continue;
-    }
-    plan.num_split_tiles += ceil_divide(queries, kSplitTileQueries);
-    plan.most_split_queries =
-        std::max(plan.most_split_queries, std::min(queries, kSplitTileQueries));
-  }
-  // By what the tables hold, not by positions: a graph must do for longer texts, too.
-  int64_t most_keys = static_cast<int64_t>(call.table.page_capacity) * call.cache.page_tokens();
-  if (call.options.window > 0) {
-    most_keys = std::min(most_keys, call.options.window + kSplitTileQueries);
-  }
-  plan.most_keys = static_cast<int>(most_keys);
-  return plan;
-}
-
-// The split tiles, then the others with those of most keys first, then counters of zero.
-const std::byte* upload_tiles(const AttentionCall& call, const TilePlan& plan) {
-  const size_t tiles_bytes = (plan.num_split_tiles + plan.num_tiles) * sizeof(QueryTile);
-  const size_t bytes = tiles_bytes + plan.num_split_tiles * call.kv_heads() * sizeof(int32_t);
-  const int group = call.group();
-  const auto fill = [&](std::byte* out) {
-    auto* split_tiles = reinterpret_cast<QueryTile*>(out);
-    auto* tiles = split_tiles + plan.num_split_tiles;
-    for (size_t i = 0; i < call.sequences.size(); ++i) {
-      const int queries = static_cast<int>(call.sequences[i].num_rows) * group;
-      const bool split = queries <= kMostSplitQueries;
-      for (int first = 0; first < queries; first += split ? kSplitTileQueries : plan.tile_queries) {
-        *(split ? split_tiles : tiles)++ = {static_cast<int32_t>(i), first};
-      }
-    }
-    const auto last_position = [&](const QueryTile& tile) {
-      return call.sequences[tile.sequence].first_position + tile.first_query / group;
-    };
-    std::stable_sort(tiles - plan.num_tiles, tiles, [&](const QueryTile& a, const QueryTile& b) {
-      return last_position(a) > last_position(b);
-    });
-    std::memset(out + tiles_bytes, 0, bytes - tiles_bytes);
-  };
-  // Beside the table of the sequences, which has their address itself as its key. For steps of one
-  // row a sequence it does not depend on anything but their number.
-  const auto* key = reinterpret_cast<const std::byte*>(call.sequences.data()) +
-                    (plan.tile_queries == kTileQueries ? 1 : 2);
-  return static_cast<const std::byte*>(call.stream.cuda().table(key, bytes, fill));
 }
 
 template <typename Shape, bool kSplit, int kBlocks>
@@ -373,51 +218,39 @@ struct Shapes<512, Stored> {
 template <int kDim, typename Stored>
 void run(const AttentionCall& call) {
   using S = Shapes<kDim, Stored>;
-  TilePlan plan = plan_tiles(call, kTileQueries);
+  const auto tiles_of = [&](int whole) {
+    return QueryTiles(call, {kMostSplitQueries, kSplitTileQueries, whole});
+  };
+  int whole = kTileQueries;
   const bool for_prompts = prompt_attention_can(call);
   if (for_prompts) {
-    plan = plan_tiles(call, kPromptQueries);
+    whole = kPromptQueries;
   } else if (S::ManyTile::kQueries == kManyTileQueries &&
-             plan.num_tiles * call.kv_heads() > call.stream.cuda().num_multiprocessors()) {
-    plan = plan_tiles(call, kManyTileQueries);
+             tiles_of(kTileQueries).num_whole() * call.kv_heads() >
+                 call.stream.cuda().num_multiprocessors()) {
+    whole = kManyTileQueries;
   }
-  if (plan.num_split_tiles + plan.num_tiles == 0) return;
-  const std::byte* tiles = upload_tiles(call, plan);
-  TileArguments args{.q = rows_of<const float>(call.q),
-                     .heads = call.heads,
-                     .table = call.table,
-                     .tiles = reinterpret_cast<const QueryTile*>(tiles),
-                     .group = call.group(),
-                     .window = static_cast<int>(std::min<int64_t>(call.options.window, 1 << 30)),
-                     .aligned = rows_are_aligned(call.q),
-                     .scale = call.options.scale * 1.44269504088896340736f};
-  if (call.packed != nullptr) {
-    args.packed = {call.packed, call.q.dim(1) * kDim};
-  } else {
-    args.out = rows_of<float>(call.out);
+  const QueryTiles tiles = tiles_of(whole);
+  if (tiles.empty()) return;
+  const QueryTiles::Uploaded uploaded = tiles.upload(whole == kTileQueries ? 1 : 2);
+  TileArguments args(call);
+  if (tiles.num_split() > 0) {
+    const auto most_keys = static_cast<int>(most_visible_keys(call, kSplitTileQueries));
+    const int most_stretches = ceil_divide(most_keys, kStretch) + 1;
+    args.tiles = uploaded.split;
+    args.results =
+        split_results(call, tiles, uploaded.arrivals, std::min(most_stretches, kMaxSplits));
+    launch_tiles<typename S::Split, true, S::kSplitBlocks>(call, args, tiles.num_split(),
+                                                           args.results.max_splits);
   }
-  if (plan.num_split_tiles > 0) {
-    const int stretches = ceil_divide(plan.most_keys, kStretch) + 1;
-    args.max_splits = std::min(stretches, kMaxSplits);
-    args.max_queries = plan.most_split_queries;
-    args.arrivals = reinterpret_cast<int32_t*>(const_cast<std::byte*>(
-        tiles + (plan.num_split_tiles + plan.num_tiles) * sizeof(QueryTile)));
-    const int64_t results = static_cast<int64_t>(plan.num_split_tiles) * call.kv_heads() *
-                            args.max_splits * args.max_queries;
-    args.partials = call.workspace.take(DType::kF32, {results, kDim}).data<float>();
-    args.statistics =
-        reinterpret_cast<float2*>(call.workspace.take(DType::kF32, {results, 2}).data<float>());
-    launch_tiles<typename S::Split, true, S::kSplitBlocks>(call, args, plan.num_split_tiles,
-                                                           args.max_splits);
-  }
-  args.tiles += plan.num_split_tiles;
-  if (plan.num_tiles == 0) return;
+  args.tiles = uploaded.whole;
+  if (tiles.num_whole() == 0) return;
   if (for_prompts) {
-    prompt_attention(call, args.tiles, plan.num_tiles);
-  } else if (plan.tile_queries == kTileQueries) {
-    launch_tiles<typename S::Tile, false, S::kTileBlocks>(call, args, plan.num_tiles, 1);
+    prompt_attention(call, args.tiles, tiles.num_whole());
+  } else if (whole == kTileQueries) {
+    launch_tiles<typename S::Tile, false, S::kTileBlocks>(call, args, tiles.num_whole(), 1);
   } else {
-    launch_tiles<typename S::ManyTile, false, S::kTileBlocks>(call, args, plan.num_tiles, 1);
+    launch_tiles<typename S::ManyTile, false, S::kTileBlocks>(call, args, tiles.num_whole(), 1);
   }
 }
 
