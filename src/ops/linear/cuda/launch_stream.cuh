@@ -61,9 +61,9 @@ void launch_stream(Stream& stream, StreamPlan& plan) {
     plan.slot_inputs = std::max(plan.slot_inputs, Source::input_bytes(phase, Block::kTokens));
     units = std::max(units, plan.most_tiles(phase.routed) * phase.units());
   }
-  // The sum of one token's experts is a kernel of one block, which begins beside these: with what
-  // it can do ahead of them where it has a multiprocessor of its own.
-  const int spare = plan.experts > 0 && plan.tokens == 1 ? 1 : 0;
+  // Sums of one token are kernels of one block, which begin beside these: with what they can do
+  // ahead of them where they have a multiprocessor of their own.
+  const int spare = plan.tokens == 1 ? 1 : 0;
   const int blocks = std::min(units, stream.cuda().num_multiprocessors() - spare);
   plan.listed_pairs = plan.experts > 0 && plan.pairs <= kMostListedPairs ? plan.pairs : 0;
   plan.most_dealt = Source::kDeals ? most_dealt_units(plan, blocks) : 0;

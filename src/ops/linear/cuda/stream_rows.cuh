@@ -12,6 +12,7 @@ struct RowSource {
   using Outputs = PlainOutputs;
   static constexpr int kSets = 1;
   static constexpr bool kManyRegisters = false;
+  static constexpr int kBoundThreads = 0;
   static constexpr int kTailBytes = 0, kTailWarps = 0;
   static constexpr bool kBlocks = true, kDeals = true;
   static constexpr int kRows = 16, kPieceColumns = 64, kRowPad = 4;

@@ -33,14 +33,14 @@ struct TileOutputs : PlainOutputs {
   }
 };
 
-template <FormatId kFormat>
+template <FormatId kFormat, int kSets_ = 2>
 struct TileSource {
   using Layout = TileLayout<kFormat>;
   using Sum = float;
   static constexpr int kTailBytes = Layout::kGroup == 0 ? kTileRows * 4 : 0, kTailWarps = 4;
   static constexpr bool kBlocks = true, kDeals = Layout::kGroup == 0;
   using Outputs = TileOutputs<(kTailBytes > 0)>;
-  static constexpr int kSets = 2;
+  static constexpr int kSets = kSets_, kBoundThreads = 0;
   static constexpr bool kManyRegisters = Layout::kBits == 4;
   static constexpr int kRows = kTileRows, kPieceColumns = Piece<Layout>::kCols;
   static constexpr int kPieceUnits = Piece<Layout>::kUnits, kPieceBytes = Piece<Layout>::kBytes;
@@ -248,8 +248,22 @@ struct TileSource {
   };
 };
 
+// Of 4-bit tiles, with so few threads and registers that a block of attention finds room beside it:
+// for matrices of which a block has one unit, so that its weights are there when the inputs come.
+template <FormatId kFormat>
+struct SlimTileSource : TileSource<kFormat, 1> {
+  static constexpr bool kBlocks = false, kDeals = false;
+  static constexpr int kBoundThreads = 640;
+};
+
 template <FormatId kFormat>
 void stream_tiles(Stream& stream, StreamPlan& plan) {
+  if constexpr (TileLayout<kFormat>::kBits == 4) {
+    if (plan.slim) {
+      if (plan.token_tiles == 1) return launch_stream<SlimTileSource<kFormat>, 1>(stream, plan);
+      return launch_stream<SlimTileSource<kFormat>, 2>(stream, plan);
+    }
+  }
   if (plan.token_tiles == 1) return launch_stream<TileSource<kFormat>, 1>(stream, plan);
   launch_stream<TileSource<kFormat>, 2>(stream, plan);
 }

@@ -181,6 +181,7 @@ void stream_products_by(Stream& stream, const Products& products, int row_warps)
     (routed ? plan.pairs : plan.tokens) = part.tokens;
     plan.experts = products.experts;
     plan.offsets = products.offsets;
+    plan.slim = !routed && phase.units() <= stream.cuda().num_multiprocessors();
     stream_weights(stream, plan);
   }
 }

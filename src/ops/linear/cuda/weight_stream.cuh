@@ -8,6 +8,7 @@
 //   kPieceBytes: of what a warp takes of a slot of the ring
 //   kBlocks: whether there may be experts and gated blocks, not only single matrices
 //   kManyRegisters: whether multiplying takes many of them, with one tile of tokens, too
+//   kBoundThreads: threads that a thread's registers must suffice for, if more than there are
 //   kDeals: whether units may be dealt out by what blocks had before (the code takes registers)
 //   kRowPad: floats between the sums of tokens, so that a warp's lie in different banks
 //   kTailBytes: behind the last of a panel's pieces, its rows' scales; or 0. kTailWarps: the most
@@ -68,6 +69,8 @@ struct StreamBlock {
   static constexpr int kWeightWarp = kMultipliers, kInputWarp = kMultipliers + 1,
                        kFirstAdder = kMultipliers + 2;
   static constexpr int kThreads = (kFirstAdder + kAdders) * kWarp;
+  static constexpr int kBoundThreads =
+      kThreads < Source::kBoundThreads ? Source::kBoundThreads : kThreads;
 
   const StreamPlan& plan;
   StreamBarriers& barriers;
@@ -422,13 +425,17 @@ struct StreamBlock {
       // The first time before the sums are there, without sums and stores: others wait for what is
       // made here, and fetching the instructions takes as long as they do.
       int rehearses = kRehearses && gated && !rehearsed && first_token < tokens.count;
-      if (rehearses) {
-        rehearsed = true;
-      } else {
-        wait_for_sums();
-      }
+      rehearsed |= rehearses;
+      // Adding warps wait for the sums at one instruction, whether they rehearse or not: synccheck
+      // takes others for divergence.
+      bool there = false;
 #pragma unroll 1
-      for (int first = first_token; first < tokens.count;) {
+      for (int first = first_token;;) {
+        if (!rehearses && !there) {
+          wait_for_sums();
+          there = true;
+        }
+        if (first >= tokens.count) break;
         const int parts = rehearses ? 0 : all_parts;
         const float* scales = rehearses ? reinterpret_cast<const float*>(barriers.warp_tiles)
                                         : scales_of(buffers) + row;
@@ -467,7 +474,6 @@ struct StreamBlock {
         }
         if (rehearses) {
           rehearses = computed_once(0);
-          wait_for_sums();
           continue;
         }
         first += token_step;
@@ -577,7 +583,7 @@ struct StreamBlock {
 };
 
 template <typename Source, int kTokenTiles>
-__global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kThreads, 1)
+__global__ void __launch_bounds__(StreamBlock<Source, kTokenTiles>::kBoundThreads, 1)
     stream_kernel(const __grid_constant__ StreamPlan plan) {
 #if __CUDA_ARCH__ >= 900
   using Block = StreamBlock<Source, kTokenTiles>;

@@ -80,6 +80,7 @@ struct StreamPlan {
   const int32_t* offsets;  // [experts + 1]
   FewChoices few;          // or the logits that tell; for one tile of tokens
   int token_tiles;         // 1, 2 or 4 of 8 tokens; tiles: 1 or 2
+  bool slim;               // 4-bit tiles of one matrix: fewer threads
 
   int32_t* counters;
   int num_counters;
