@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "layers/attention.h"
-#include "ops/elementwise/elementwise.h"
 #include "ops/fused/prepared_input.h"
 #include "tensor/profiler.h"
 
@@ -89,8 +88,9 @@ TensorView Qwen3NextLayer::Attention::run(StepContext& step, int64_t index, cons
   const TensorView out =
       attend_heads(step, index, {queries, keys.reshape(kv_shape), values.reshape(kv_shape)},
                    {q_norm, k_norm}, rotary, tables, {.scale = scale});
-  sigmoid_mul(step.stream, out, gates);
-  return output.run(step, out);
+  return output.run(step,
+                    prepare_sigmoid_gated_input(step.stream, step.workspace, gates, out,
+                                                made_input_rounding(step, {&output.weight()})));
 }
 
 }  // namespace braid

@@ -13,6 +13,16 @@ bool one_pass(const Stream& stream, const TensorView& x, ActivationPrecision pre
   return !stream.is_cpu() && precision != ActivationPrecision::kF32 && !x.empty();
 }
 
+void check_gated(const TensorView& gate, const TensorView& x) {
+  BRAID_CHECK(gate.rank() == 2 && gate.shape() == x.shape(), "gate {}, times {}",
+              to_string(gate.shape()), to_string(x.shape()));
+}
+
+OpWork gated_work(const TensorView& gate) {
+  const double elements = static_cast<double>(gate.num_elements());
+  return {.activation_bytes = 10 * elements, .operations = 12 * elements};
+}
+
 }  // namespace
 
 LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const TensorView& x,
@@ -34,17 +44,25 @@ LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const Ten
 LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
                                 const TensorView& gate, const TensorView& up,
                                 const InputRounding& rounding) {
-  BRAID_CHECK(gate.rank() == 2 && gate.shape() == up.shape(), "gate {}, up {}",
-              to_string(gate.shape()), to_string(up.shape()));
+  check_gated(gate, up);
   if (one_pass(stream, gate, rounding.precision)) {
-    const OpScope op(stream, "gated_input", [&] {
-      const double elements = static_cast<double>(gate.num_elements());
-      return OpWork{.activation_bytes = 10 * elements, .operations = 12 * elements};
-    });
+    const OpScope op(stream, "gated_input", [&] { return gated_work(gate); });
     return cuda::prepare_gated_input(stream, workspace, activation, gate, up, rounding);
   }
   activate_and_multiply(stream, activation, gate, up, gate);
   return prepare_linear_input(stream, workspace, gate, rounding);
+}
+
+LinearInput prepare_sigmoid_gated_input(Stream& stream, Workspace& workspace,
+                                        const TensorView& gate, const TensorView& x,
+                                        const InputRounding& rounding) {
+  check_gated(gate, x);
+  if (one_pass(stream, gate, rounding.precision)) {
+    const OpScope op(stream, "gated_input", [&] { return gated_work(gate); });
+    return cuda::prepare_sigmoid_gated_input(stream, workspace, gate, x, rounding);
+  }
+  sigmoid_mul(stream, x, gate);
+  return prepare_linear_input(stream, workspace, x, rounding);
 }
 
 LinearInput prepare_gated_norm_input(Stream& stream, Workspace& workspace, const TensorView& x,

@@ -20,6 +20,11 @@ LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation
                                 const TensorView& gate, const TensorView& up,
                                 const InputRounding& rounding);
 
+// prepare_linear_input(sigmoid(gate) ⊙ x).  gate, x: [tokens, width]; x may be overwritten.
+LinearInput prepare_sigmoid_gated_input(Stream& stream, Workspace& workspace,
+                                        const TensorView& gate, const TensorView& x,
+                                        const InputRounding& rounding);
+
 // prepare_linear_input(gated_rms_norm(x)) of the heads of each token side by side.  x, gate:
 // [tokens, heads, width]; x may be overwritten. One pass for int8 inputs of heads of 128.
 LinearInput prepare_gated_norm_input(Stream& stream, Workspace& workspace, const TensorView& x,

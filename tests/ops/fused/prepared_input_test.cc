@@ -83,6 +83,24 @@ TEST_P(FusedInputTest, GatedInputIsTheInputOfTheProduct) {
   }
 }
 
+TEST_P(FusedInputTest, SigmoidGatedInputIsTheInputOfTheProduct) {
+  for (const int64_t tokens : {0, 1, 5, 256, 259}) {
+    for (const int64_t width : all_widths()) {
+      if (tokens >= 256 && width != 64) continue;
+      Workspace::Scope scope(workspace);
+      PaddedTensor gate({tokens, width}, random.integer(0, 4));
+      PaddedTensor x({tokens, width}, tokens >= 256 ? 4 : 1), y({tokens, width}, 0);
+      gate.fill_normal(random);
+      x.fill_normal(random);
+      y.copy_from(x);
+      const InputRounding rounding = random_rounding(width);
+      sigmoid_mul(stream, y, gate);
+      const LinearInput expected = prepare_linear_input(stream, workspace, y, rounding);
+      expect_same(prepare_sigmoid_gated_input(stream, workspace, gate, x, rounding), expected);
+    }
+  }
+}
+
 TEST_P(FusedInputTest, BranchesAreAddedAndTheirSumIsPassedOn) {
   for (const int64_t tokens : {0, 1, 4}) {
     for (const int64_t width : widths()) {

@@ -55,15 +55,13 @@ struct NormedRows {
   }
 };
 
-template <Activation kActivation>
+template <typename F>
 struct GatedRows {
   Rows<const float> gate, up;
 
   template <bool kAligned, int kVectors>
   __device__ void load(int width, float4 (&v)[kVectors]) const {
-    const auto one = [](float a, float b) {
-      return (kActivation == Activation::kSilu ? silu(a) : gelu_tanh(a)) * b;
-    };
+    const auto one = [f = F()](float a, float b) { return f(a) * b; };
     float4 u[kVectors];
     PlainRows{gate}.load<kAligned>(width, v);
 #pragma unroll
@@ -165,6 +163,13 @@ __global__ void __launch_bounds__(kGatherThreads)
   *reinterpret_cast<uint4*>(to[blockIdx.y] + i) = *reinterpret_cast<const uint4*>(from[row] + i);
 }
 
+template <typename F>
+LinearInput gated_codes(Stream& stream, Workspace& workspace, const TensorView& gate,
+                        const TensorView& up, bool with_packed) {
+  const GatedRows<F> source{rows_of<const float>(gate), rows_of<const float>(up)};
+  return make_codes(stream, workspace, source, gate, rows_are_aligned(gate, up), with_packed);
+}
+
 }  // namespace
 
 LinearInput plain_token_codes(Stream& stream, Workspace& workspace, const TensorView& x,
@@ -191,13 +196,14 @@ LinearInput normed_token_codes(Stream& stream, Workspace& workspace, const Tenso
 
 LinearInput gated_token_codes(Stream& stream, Workspace& workspace, Activation activation,
                               const TensorView& gate, const TensorView& up, bool with_packed) {
-  const auto run = [&](auto source) {
-    source.gate = rows_of<const float>(gate);
-    source.up = rows_of<const float>(up);
-    return make_codes(stream, workspace, source, gate, rows_are_aligned(gate, up), with_packed);
-  };
-  return activation == Activation::kSilu ? run(GatedRows<Activation::kSilu>{})
-                                         : run(GatedRows<Activation::kGeluTanh>{});
+  return with_activation(activation, [&]<typename F>(F) {
+    return gated_codes<F>(stream, workspace, gate, up, with_packed);
+  });
+}
+
+LinearInput sigmoid_gated_token_codes(Stream& stream, Workspace& workspace, const TensorView& gate,
+                                      const TensorView& x, bool with_packed) {
+  return gated_codes<Sigmoid>(stream, workspace, gate, x, with_packed);
 }
 
 LinearInput gated_norm_token_codes(Stream& stream, Workspace& workspace, const TensorView& x,

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads)
   }
 }
 
-template <bool kAligned, Activation kActivation>
+template <bool kAligned, typename F>
 __global__ void __launch_bounds__(kGatedThreads)
     gated_kernel(Rows<const float> gate, Rows<const float> up, int width, int padded,
                  Rows<uint16_t> packed) {
@@ -59,15 +59,13 @@ __global__ void __launch_bounds__(kGatedThreads)
   if (i >= padded) return;
   const float4 g = load4<kAligned>(gate[blockIdx.y], i, width);
   const float4 u = load4<kAligned>(up[blockIdx.y], i, width);
-  const auto one = [](float a, float b) {
-    return (kActivation == Activation::kSilu ? silu(a) : gelu_tanh(a)) * b;
-  };
+  const auto one = [f = F()](float a, float b) { return f(a) * b; };
   store_rounded(packed[blockIdx.y], i,
                 {one(g.x, u.x), one(g.y, u.y), one(g.z, u.z), one(g.w, u.w)});
 }
 
 // The same; a block takes the same columns of several rows.
-template <Activation kActivation>
+template <typename F>
 __global__ void __launch_bounds__(kMostGatedThreads)
     gated_rows_kernel(Rows<const float> gate, Rows<const float> up, int rows, int width, int padded,
                       Rows<uint16_t> packed) {
@@ -82,9 +80,7 @@ __global__ void __launch_bounds__(kMostGatedThreads)
     g[n] = load4<true>(gate[row], i, width);
     u[n] = load4<true>(up[row], i, width);
   }
-  const auto one = [](float a, float b) {
-    return (kActivation == Activation::kSilu ? silu(a) : gelu_tanh(a)) * b;
-  };
+  const auto one = [f = F()](float a, float b) { return f(a) * b; };
 #pragma unroll
   for (int n = 0; n < kGatedRows; ++n) {
     if (first + n >= rows) break;
@@ -102,6 +98,30 @@ void launch_normed(Stream& stream, const TensorView& x, const float* weight, flo
   launch(stream, normed_kernel<kAligned, kVectors>, static_cast<unsigned>(x.dim(0)), threads, 0,
          rows_of<const float>(x), weight, epsilon, static_cast<int>(x.dim(1)),
          static_cast<int>(packed.padded), packed.rows());
+}
+
+template <typename F>
+LinearInput packed_gated_input(Stream& stream, Workspace& workspace, const TensorView& gate,
+                               const TensorView& up) {
+  const PackedRows packed(workspace, gate.dim(0), gate.dim(1));
+  const int width = static_cast<int>(gate.dim(1)), padded = static_cast<int>(packed.padded);
+  if (gate.dim(0) >= kManyGatedTokens && rows_are_aligned(gate, up)) {
+    const int vectors = padded / 4, rows = static_cast<int>(gate.dim(0));
+    const int parts = ceil_divide(vectors, kMostGatedThreads);
+    const int threads = ceil_divide(ceil_divide(vectors, parts), kWarp) * kWarp;
+    const dim3 blocks(static_cast<unsigned>(parts),
+                      static_cast<unsigned>(ceil_divide(rows, kGatedRows)));
+    launch(stream, gated_rows_kernel<F>, blocks, threads, 0, rows_of<const float>(gate),
+           rows_of<const float>(up), rows, width, padded, packed.rows());
+    return packed.input(gate);
+  }
+  const dim3 grid(static_cast<unsigned>(ceil_divide(padded, 4 * kGatedThreads)),
+                  static_cast<unsigned>(gate.dim(0)));
+  with_alignment(rows_are_aligned(gate, up), [&](auto constant) {
+    launch(stream, gated_kernel<decltype(constant)::value, F>, grid, kGatedThreads, 0,
+           rows_of<const float>(gate), rows_of<const float>(up), width, padded, packed.rows());
+  });
+  return packed.input(gate);
 }
 
 }  // namespace
@@ -134,39 +154,25 @@ LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const Ten
 LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
                                 const TensorView& gate, const TensorView& up,
                                 const InputRounding& rounding) {
-  if (takes_token_codes(stream, rounding, gate.dim(1))) {
-    const LinearInput input =
-        gated_token_codes(stream, workspace, activation, gate, up, rounding.scales.per_block);
-    stream.cuda().finish_op("prepare_gated_input");
-    return input;
-  }
-  const PackedRows packed(workspace, gate.dim(0), gate.dim(1));
-  if (gate.dim(0) >= kManyGatedTokens && rows_are_aligned(gate, up)) {
-    const int vectors = static_cast<int>(packed.padded / 4), rows = static_cast<int>(gate.dim(0));
-    const int parts = ceil_divide(vectors, kMostGatedThreads);
-    const int threads = ceil_divide(ceil_divide(vectors, parts), kWarp) * kWarp;
-    const dim3 blocks(static_cast<unsigned>(parts),
-                      static_cast<unsigned>(ceil_divide(rows, kGatedRows)));
-    launch(stream,
-           activation == Activation::kSilu ? gated_rows_kernel<Activation::kSilu>
-                                           : gated_rows_kernel<Activation::kGeluTanh>,
-           blocks, threads, 0, rows_of<const float>(gate), rows_of<const float>(up), rows,
-           static_cast<int>(gate.dim(1)), static_cast<int>(packed.padded), packed.rows());
-    stream.cuda().finish_op("prepare_gated_input");
-    return packed.input(gate);
-  }
-  const dim3 grid(static_cast<unsigned>(ceil_divide<int64_t>(packed.padded, 4 * kGatedThreads)),
-                  static_cast<unsigned>(gate.dim(0)));
-  with_alignment(rows_are_aligned(gate, up), [&](auto constant) {
-    constexpr bool kAligned = decltype(constant)::value;
-    auto* kernel = activation == Activation::kSilu ? gated_kernel<kAligned, Activation::kSilu>
-                                                   : gated_kernel<kAligned, Activation::kGeluTanh>;
-    launch(stream, kernel, grid, kGatedThreads, 0, rows_of<const float>(gate),
-           rows_of<const float>(up), static_cast<int>(gate.dim(1)), static_cast<int>(packed.padded),
-           packed.rows());
-  });
+  const LinearInput input =
+      takes_token_codes(stream, rounding, gate.dim(1))
+          ? gated_token_codes(stream, workspace, activation, gate, up, rounding.scales.per_block)
+          : with_activation(activation, [&]<typename F>(F) {
+              return packed_gated_input<F>(stream, workspace, gate, up);
+            });
   stream.cuda().finish_op("prepare_gated_input");
-  return packed.input(gate);
+  return input;
+}
+
+LinearInput prepare_sigmoid_gated_input(Stream& stream, Workspace& workspace,
+                                        const TensorView& gate, const TensorView& x,
+                                        const InputRounding& rounding) {
+  const LinearInput input =
+      takes_token_codes(stream, rounding, gate.dim(1))
+          ? sigmoid_gated_token_codes(stream, workspace, gate, x, rounding.scales.per_block)
+          : packed_gated_input<Sigmoid>(stream, workspace, gate, x);
+  stream.cuda().finish_op("prepare_sigmoid_gated_input");
+  return input;
 }
 
 }  // namespace braid::cuda

@@ -15,6 +15,9 @@ LinearInput normed_token_codes(Stream& stream, Workspace& workspace, const Tenso
 // Of activation(gate) ⊙ up.
 LinearInput gated_token_codes(Stream& stream, Workspace& workspace, Activation activation,
                               const TensorView& gate, const TensorView& up, bool with_packed);
+// Of sigmoid(gate) ⊙ x.
+LinearInput sigmoid_gated_token_codes(Stream& stream, Workspace& workspace, const TensorView& gate,
+                                      const TensorView& x, bool with_packed);
 // Of gated_rms_norm(x): x, gate [tokens, heads, kGatedNormWidth].
 inline constexpr int64_t kGatedNormWidth = 128;
 LinearInput gated_norm_token_codes(Stream& stream, Workspace& workspace, const TensorView& x,
