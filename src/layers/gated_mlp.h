@@ -34,6 +34,10 @@ class GatedMlp {
   }
   void run(StepContext& step, const LinearInput& input, const TensorView& out) const;
   int64_t out_features() const { return down_.out_features(); }
+  // Of the matrices that it begins with.
+  int64_t first_bytes() const {
+    return static_cast<int64_t>(gate_.weight().size_bytes() + up_.weight().size_bytes());
+  }
 
   // The same of an input of this precision.
   TensorView run(StepContext& step, const LinearInput& input) const;

@@ -23,8 +23,13 @@ void Linear::observe(StepContext& step, const LinearInput& x) const {
 }
 
 void Linear::run_to(StepContext& step, const LinearInput& x, const TensorView& y) const {
+  run_in_front(step, x, y, 0);
+}
+
+bool Linear::run_in_front(StepContext& step, const LinearInput& x, const TensorView& y,
+                          int64_t next_bytes) const {
   observe(step, x);
-  linear(step.stream, weight_, x, y);
+  return linear_in_front(step.stream, weight_, x, y, next_bytes);
 }
 
 TensorView observed_input(const LinearInput& x) {

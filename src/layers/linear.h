@@ -29,6 +29,9 @@ class Linear {
   TensorView run(StepContext& step, const TensorView& x) const;
   TensorView run(StepContext& step, const LinearInput& x) const;
   void run_to(StepContext& step, const LinearInput& x, const TensorView& y) const;
+  // See linear_in_front().
+  bool run_in_front(StepContext& step, const LinearInput& x, const TensorView& y,
+                    int64_t next_bytes) const;
   // Tells the step's observer, if there is one, of a product that another op computes.
   void observe(StepContext& step, const LinearInput& x) const;
 

@@ -6,14 +6,19 @@
 namespace braid {
 
 MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const LinearInput& x,
-                                                        const TensorView& router_logits,
+                                                        const Routing& routing,
                                                         const Beside& beside) const {
   Stream& stream = step.stream;
   const LayerScope scope(stream, "moe");
   Workspace& workspace = step.workspace;
-  const int64_t tokens = router_logits.dim(0);
+  const int64_t tokens = routing.x.x.dim(0);
   const int64_t pairs = tokens * top_k_;
   const Weight& down = weights_.down;
+
+  const TensorView router_logits =
+      workspace.take(DType::kF32, {tokens, routing.router.out_features()});
+  const bool early = routing.router.run_in_front(step, routing.x, router_logits,
+                                                 beside.out.empty() ? 0 : beside.mlp.first_bytes());
 
   Outputs outputs;
   outputs.experts = workspace.take(DType::kI32, {tokens, top_k_});
@@ -30,7 +35,7 @@ MixtureOfExperts::Outputs MixtureOfExperts::run_experts(StepContext& step, const
   GatedMlpCall calls[] = {beside.mlp.call(beside.x, beside.out),
                           {activation_, joined ? &weights_.gate_up : &weights_.gate, &weights_.up,
                            &down, &x, &outputs.groups, outputs.rows}};
-  calls[0].early = true;  // the router has been queued since
+  calls[0].early = early;
   const TensorView exact = outputs.rows;
   const TensorView rounded(exact.raw(), DType::kBF16, exact.shape(), exact.device());
   const auto in_one_pass = [&](size_t first) {

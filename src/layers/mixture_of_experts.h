@@ -43,8 +43,14 @@ class MixtureOfExperts {
     TensorView out;  // [tokens, hidden]
   };
 
-  // x: [tokens, hidden], of input_rounding(); router_logits: [tokens, experts].
-  Outputs run_experts(StepContext& step, const LinearInput& x, const TensorView& router_logits,
+  // What the experts are chosen by.
+  struct Routing {
+    const Linear& router;  // [experts, hidden]
+    const LinearInput& x;  // [tokens, hidden]
+  };
+
+  // x: [tokens, hidden], of input_rounding().
+  Outputs run_experts(StepContext& step, const LinearInput& x, const Routing& routing,
                       const Beside& beside) const;
   InputRounding input_rounding(const StepContext& step) const {
     return gated_input_rounding(step, {&weights_.gate_up, &weights_.gate, &weights_.up});

@@ -13,10 +13,9 @@ void SharedExpertMoe::add_to(StepContext& step, const Inputs& x, const TensorVie
                              std::span<const InputNorm> norms,
                              std::span<LinearInput> inputs) const {
   const LayerScope scope(step.stream, "moe");
-  const TensorView router_logits = router_.run(step, x.router);
   const TensorView shared = step.workspace.take(DType::kF32, sum.shape());
   const MixtureOfExperts::Outputs routed =
-      experts_.run_experts(step, x.experts, router_logits, {shared_, x.shared, shared});
+      experts_.run_experts(step, x.experts, {router_, x.router}, {shared_, x.shared, shared});
   shared_gate_.observe(step, x.shared_gate);
   add_experts(step.stream, step.workspace, routed.as_rows(),
               {shared, shared_gate_.weight(), x.shared_gate}, sum, norms, inputs);

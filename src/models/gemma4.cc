@@ -208,10 +208,9 @@ void Gemma4::add_mlp_and_experts(StepContext& step, const Layer& layer,
                              moe.pre_experts_norm.as_input(moe.experts.input_rounding(step))};
   LinearInput inputs[3];
   add_branch(step.stream, step.workspace, attended, x, norms, inputs);
-  const TensorView router_logits = moe.router.run(step, inputs[1]);
   const TensorView dense = step.workspace.take(DType::kF32, x.shape());
-  const MixtureOfExperts::Outputs routed =
-      moe.experts.run_experts(step, inputs[2], router_logits, {layer.mlp, inputs[0], dense});
+  const MixtureOfExperts::Outputs routed = moe.experts.run_experts(
+      step, inputs[2], {moe.router, inputs[1]}, {layer.mlp, inputs[0], dense});
   add_dense_and_experts(
       step.stream, step.workspace, routed.as_rows(),
       {moe.post_mlp_norm.weight(), moe.post_experts_norm.weight(), moe.post_mlp_norm.epsilon()},

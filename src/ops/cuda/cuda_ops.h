@@ -98,6 +98,9 @@ LinearInput prepare_normed_input(Stream& stream, Workspace& workspace, const Ten
 LinearInput prepare_gated_input(Stream& stream, Workspace& workspace, Activation activation,
                                 const TensorView& gate, const TensorView& up,
                                 const InputRounding& rounding);
+LinearInput prepare_sigmoid_gated_input(Stream& stream, Workspace& workspace,
+                                        const TensorView& gate, const TensorView& x,
+                                        const InputRounding& rounding);
 // Whether the sums below make inputs of codes of such rows, too.
 bool sums_give_codes(const TensorView& x);
 // Of inputs of bfloat16; and of rows for which sums_give_codes().
@@ -150,7 +153,9 @@ bool wide_gated_mlp(Stream& stream, Workspace& workspace, const GatedMlpCall& ca
 
 LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const TensorView& x,
                                  const InputRounding& rounding);
-void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y);
+// See linear_in_front().
+bool linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
+            int64_t next_bytes);
 void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& offsets,
                     const TensorView& y);
 

@@ -53,6 +53,21 @@ __device__ __forceinline__ void wait_for_inputs() {
 #endif
 }
 
+// Before wait_for_inputs(), of kernels that are short and take few multiprocessors: the next one
+// may begin as soon as all blocks of this one have, while those in front still run, and has its
+// first weights by the time this one is done. What that next one reads before it waits must have
+// been complete when this one began: nothing that the kernel in front of this one makes.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// The same of kernels with a block for each token: prompts gain nothing.
+__device__ __forceinline__ void let_next_begin_if_few() {
+  constexpr int kFewTokens = 64;
+  if (gridDim.x <= kFewTokens) let_next_begin();
+}
+
 // Rows of a view, as kernels take them.
 template <typename T>
 struct Rows {

@@ -89,6 +89,10 @@ LinearInput prepare_normed_input(Stream&, Workspace&, const TensorView&, const T
                                  const InputRounding&) {
   refuse();
 }
+LinearInput prepare_sigmoid_gated_input(Stream&, Workspace&, const TensorView&, const TensorView&,
+                                        const InputRounding&) {
+  refuse();
+}
 LinearInput prepare_gated_input(Stream&, Workspace&, Activation, const TensorView&,
                                 const TensorView&, const InputRounding&) {
   refuse();
@@ -155,7 +159,7 @@ bool wide_gated_mlp(Stream&, Workspace&, const GatedMlpCall&) { refuse(); }
 LinearInput prepare_linear_input(Stream&, Workspace&, const TensorView&, const InputRounding&) {
   refuse();
 }
-void linear(Stream&, const Weight&, const LinearInput&, const TensorView&) { refuse(); }
+bool linear(Stream&, const Weight&, const LinearInput&, const TensorView&, int64_t) { refuse(); }
 void grouped_linear(Stream&, const Weight&, const LinearInput&, const IndexList&,
                     const TensorView&) {
   refuse();

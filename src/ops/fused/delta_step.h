@@ -10,12 +10,10 @@ namespace braid {
 
 // What a Gated DeltaNet layer does between its projections, for steps of one token a sequence.
 struct DeltaStepCall {
-  TensorView raw;   // [tokens, channels]: q ‖ k ‖ v, all heads of each
-  TensorView conv;  // [channels, width], as causal_conv_silu() takes it
-  TensorView z;     // [tokens, value_heads · value_dim]
-  // b = W_b·x and a = W_a·x. x was made by an op in front of the last one that is queued (see
-  // GatedMlpCall::early).
-  const LinearInput& x;
+  TensorView raw;          // [tokens, channels]: q ‖ k ‖ v, all heads of each
+  TensorView conv;         // [channels, width], as causal_conv_silu() takes it
+  TensorView z;            // [tokens, value_heads · value_dim]
+  const LinearInput& x;    // b = W_b·x and a = W_a·x
   const Weight& b_weight;  // [value_heads, cols]
   const Weight& a_weight;
   TensorView rate, dt_bias;  // [value_heads], as gated_delta() takes them

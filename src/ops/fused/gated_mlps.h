@@ -20,8 +20,9 @@ struct GatedMlpCall {
   const ExpertGroups* groups;
   TensorView out;  // [tokens, hidden], or [pairs, hidden] sorted by expert. See gated_mlps().
   // x was made by an op in front of the last one that is queued, so it is complete when this one
-  // begins. (Every kernel that overlaps with the one in front of it waits for it before it lets the
-  // next one begin.) It need not be waited for.
+  // begins and need not be waited for. (Every kernel that overlaps with the one in front of it
+  // waits for it before it lets the next one begin, but for those of
+  // StreamState::next_begins_ahead().)
   bool early = false;
 };
 

@@ -249,13 +249,18 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
 }
 
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
+  linear_in_front(stream, w, x, y, 0);
+}
+
+bool linear_in_front(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
+                     int64_t next_bytes) {
   BRAID_CHECK(w.shape.rank() == 2);
   check_arguments(w, x, y);
   const int64_t tokens = y.dim(0), rows = w.rows();
-  if (tokens == 0 || rows == 0) return;
+  if (tokens == 0 || rows == 0) return true;
   const OpScope op(stream, "linear", w.format->name,
                    [&] { return linear_work(w, x, tokens, static_cast<double>(w.size_bytes())); });
-  if (!stream.is_cpu()) return cuda::linear(stream, w, x, y);
+  if (!stream.is_cpu()) return cuda::linear(stream, w, x, y, next_bytes);
   const LinearTask task = make_task(w, x, y);
   const LinearKernel kernel = pick_kernel(*w.format, x);
   const int64_t token_tiles = ceil_divide(tokens, kTileTokens);
@@ -270,6 +275,7 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
              {row, std::min(row + rows_each, rows), token, std::min(token + kTileTokens, tokens)});
     }
   });
+  return true;
 }
 
 void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& groups,

@@ -89,6 +89,12 @@ inline LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, co
 // tiles (quant/device_tiles.h).
 void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y);
 
+// The same in front of an op that begins with so many bytes of weights, whose input was made before
+// x. For one token and many of them a CUDA device asks for these weights while x is still being
+// made. True: it does not, and that op's input is complete when it begins (GatedMlpCall::early).
+bool linear_in_front(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
+                     int64_t next_bytes);
+
 // One product per expert on its own rows: rows [offsets[e], offsets[e+1]) of x meet expert e's
 // matrix. w: [experts, rows, cols]; x: [tokens, cols] sorted by expert; offsets: experts + 1
 // values, from 0 to tokens; y: [tokens, rows]. Experts without tokens are not read.

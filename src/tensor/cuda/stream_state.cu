@@ -117,13 +117,16 @@ class DeviceStream : public StreamState {
 
   void set_synchronous(bool synchronous) override { synchronous_ = synchronous; }
   int64_t num_finished_ops() const { return num_finished_ops_; }
-  void finish_op(const char* op) override {
+  void finish_op(const char* op, bool lets_next_begin) override {
     ++num_finished_ops_;
+    next_begins_ahead_ = lets_next_begin && (!synchronous_ || recording_);
     cudaError_t status = cudaGetLastError();
     if (status == cudaSuccess && synchronous_ && !recording_)
       status = cudaStreamSynchronize(stream_);
     if (status != cudaSuccess) call_failed("cuda", 0, op, cudaGetErrorString(status));
   }
+
+  bool next_begins_ahead() const override { return next_begins_ahead_; }
 
   void begin_step() override {
     BRAID_CUDA_CHECK(cudaSetDevice(device_));
@@ -265,6 +268,7 @@ class DeviceStream : public StreamState {
   bool deterministic_ = false;
   bool synchronous_ = false;
   int64_t num_finished_ops_ = 0;
+  bool next_begins_ahead_ = false;
   bool in_step_ = false;
   bool recording_ = false;
   std::byte* staging_ = nullptr;  // kStagings pieces of kTableBytes

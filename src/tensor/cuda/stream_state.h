@@ -43,8 +43,11 @@ class StreamState {
   // Wait for every op, so that an error is reported by the one that failed; for tests.
   virtual void set_synchronous(bool synchronous) = 0;
   // Every op calls it when its kernels are queued: checks the launches (and, if synchronous, the
-  // kernels).
-  virtual void finish_op(const char* op) = 0;
+  // kernels). lets_next_begin: the last kernel does so before those in front of it are done.
+  virtual void finish_op(const char* op, bool lets_next_begin = false) = 0;
+  // As the last op said: the next one must read nothing before it waits that an op has made in this
+  // step.
+  virtual bool next_begins_ahead() const = 0;
 
   // Tables of a step. Between begin_step() and end_step(), what was uploaded under a key is found
   // again, so the layers that share a table cause one copy. `bytes` of host memory are copied

@@ -191,6 +191,7 @@ struct BranchArguments {
 template <bool kNormed>
 __global__ void __launch_bounds__(kMostThreads, 1)
     branch_kernel(const __grid_constant__ BranchArguments args) {
+  let_next_begin_if_few();
   const SumArguments& sum = args.sum;
   const int64_t token = blockIdx.x;
   const int i = 4 * threadIdx.x;
@@ -232,6 +233,7 @@ __device__ __forceinline__ float gate_product(const SharedArguments<Y>& args, in
 template <int kThreads, typename Y>
 __global__ void __launch_bounds__(kThreads, 1)
     shared_kernel(const __grid_constant__ SharedArguments<Y> args) {
+  let_next_begin_if_few();
   __shared__ Choices choices;
   const SumArguments& sum = args.sum;
   const int64_t token = blockIdx.x;
@@ -306,6 +308,7 @@ struct DenseArguments {
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     dense_kernel(const __grid_constant__ DenseArguments args) {
+  let_next_begin_if_few();
   __shared__ Choices choices;
   const SumArguments& sum = args.sum;
   const int64_t token = blockIdx.x;
@@ -413,7 +416,7 @@ void add_coded_branch(Stream& stream, Workspace& workspace, const ResidualBranch
                              .factor = branch.factor};
   const auto kernel = branch.normed ? branch_kernel<true> : branch_kernel<false>;
   launch_rows(stream, kernel, kernel, args, x);
-  stream.cuda().finish_op("add_branch");
+  stream.cuda().finish_op("add_branch", true);
 }
 
 bool can_add_experts(Stream&, const ExpertRows& experts, const SharedExpert& shared,
@@ -427,6 +430,7 @@ bool can_add_experts(Stream&, const ExpertRows& experts, const SharedExpert& sha
 void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts,
                  const SharedExpert& shared, const TensorView& x, std::span<const InputNorm> norms,
                  std::span<LinearInput> inputs) {
+  BRAID_CHECK(!stream.cuda().next_begins_ahead(), "sum of experts");
   const TensorView& packed = shared.gate_input.packed;
   const auto run = [&]<typename Y>(ExpertArguments<Y> rows) {
     const SharedArguments<Y> args{
@@ -452,7 +456,7 @@ void add_experts(Stream& stream, Workspace& workspace, const ExpertRows& experts
   } else {
     run(expert_arguments<float>(experts));
   }
-  stream.cuda().finish_op("add_experts");
+  stream.cuda().finish_op("add_experts", true);
 }
 
 bool can_add_dense_and_experts(Stream&, const ExpertRows& experts, const NormedBranches& halves,
@@ -466,6 +470,7 @@ void add_dense_and_experts(Stream& stream, Workspace& workspace, const ExpertRow
                            const NormedBranches& halves, const ResidualBranch& branch,
                            const TensorView& x, std::span<const InputNorm> norms,
                            std::span<LinearInput> inputs) {
+  BRAID_CHECK(!stream.cuda().next_begins_ahead(), "sum of experts");
   const DenseArguments args{.sum = sum_arguments(stream, workspace, x, norms, inputs),
                             .experts = expert_arguments<float>(experts),
                             .dense = rows_of<const float>(branch.y),
@@ -476,7 +481,7 @@ void add_dense_and_experts(Stream& stream, Workspace& workspace, const ExpertRow
                             .branch_epsilon = branch.epsilon,
                             .factor = branch.factor};
   launch_rows(stream, dense_kernel<kFewThreads>, dense_kernel<kMostThreads>, args, x);
-  stream.cuda().finish_op("add_dense_and_experts");
+  stream.cuda().finish_op("add_dense_and_experts", true);
 }
 
 }  // namespace braid::cuda

@@ -144,9 +144,23 @@ __device__ __forceinline__ void finish_head(const StepArguments& args, const flo
   }
 }
 
-// Warps that have no channels.
-constexpr int kWarpOfZ = kStepWarps - 2, kWarpOfGates = kStepWarps - 1;
-static_assert(3 * kMostDim <= kWarpOfZ * kWarp);
+// By each warp for itself, from what the warps have of W_b·x and W_a·x.
+__device__ __forceinline__ void gates_of(const float (&partial)[2][kStepWarps], float dt_bias,
+                                         float rate, float& beta, float& decay) {
+  const int lane = threadIdx.x % kWarp;
+  float sum = partial[lane / kStepWarps][lane % kStepWarps];
+#pragma unroll
+  for (int offset = kStepWarps / 2; offset > 0; offset /= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  }
+  beta = __shfl_sync(0xffffffffu, delta_beta(sum), 0);
+  decay = __shfl_sync(0xffffffffu, delta_decay(sum, dt_bias, rate), kStepWarps);
+}
+
+__device__ __forceinline__ void prefetch_to_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 constexpr int kMostCluster = 8;  // blocks, what every device allows
 // With more of them the single ops are as fast: reading and writing the states takes the time.
 constexpr size_t kMostSequences = 16;
@@ -162,14 +176,13 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   __shared__ __align__(16) float results[kMostDim];
   __shared__ float next_kept[kMostWidth - 1][3 * kMostDim];
   __shared__ float partial[2][kStepWarps];  // of b and a
-  __shared__ float beta_and_decay[2];
   const DeltaArguments& delta = args.delta;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int key_dim = kWhole ? kMostDim : delta.key_dim;
   const int value_dim = kWhole ? kMostDim : delta.value_dim;
   const int key_head = blockIdx.x / args.ratio, member = blockIdx.x % args.ratio;
   const int head = args.value_head(key_head, member);
-  // What earlier steps left, and the input of W_b and W_a, are read ahead.
+  // What earlier steps left is read ahead.
   const DeviceRecurrentRows rows = delta.sequences[blockIdx.y];
   const int token = rows.first_row;
   const float dt_bias = delta.dt_bias[head], rate = delta.rate[head];
@@ -208,45 +221,40 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   } else if (part == 3 && of_part < value_dim) {
     norm[of_part] = args.norm[of_part];
   }
-  float products[2] = {};  // b, a
+  const uint16_t* const b_weight = args.b_weight + int64_t{head} * args.cols;
+  const uint16_t* const a_weight = args.a_weight + int64_t{head} * args.cols;
 #pragma unroll 1
-  for (int c = 4 * threadIdx.x; c < args.cols; c += 4 * kStepThreads) {
-    const uint2 x = *reinterpret_cast<const uint2*>(args.x[token] + c);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint16_t* weights =
-          (i == 0 ? args.b_weight : args.a_weight) + int64_t{head} * args.cols;
-      const uint2 w = *reinterpret_cast<const uint2*>(weights + c);
-      products[i] = dot(w.y, x.y, dot(w.x, x.x, products[i]));
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float sum = warp_sum(products[i]);
-    if (lane == 0) partial[i][warp] = sum;
-  }
-  __syncthreads();
-  if (warp == kWarpOfGates) {
-    float sum = partial[lane / kStepWarps][lane % kStepWarps];
-#pragma unroll
-    for (int offset = kStepWarps / 2; offset > 0; offset /= 2) {
-      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    }
-    if (lane == 0) beta_and_decay[0] = delta_beta(sum);
-    if (lane == kStepWarps) beta_and_decay[1] = delta_decay(sum, dt_bias, rate);
+  for (int c = 64 * threadIdx.x; c < args.cols; c += 64 * kStepThreads) {
+    prefetch_to_l2(b_weight + c);
+    prefetch_to_l2(a_weight + c);
   }
 #pragma unroll 1
   for (int t = 0; t < rows.num_replayed; ++t) {
     state.replay(delta, rows.slot, t, head, key_head, key_dim, value_dim);
   }
+  let_next_begin();
   wait_for_inputs();
 
   const float newest = own_channel ? args.raw[token][channel] : 0;
+  float products[2] = {};  // b, a
+#pragma unroll 1
+  for (int c = 4 * threadIdx.x; c < args.cols; c += 4 * kStepThreads) {
+    const uint2 x = *reinterpret_cast<const uint2*>(args.x[token] + c);
+    const uint2 b = *reinterpret_cast<const uint2*>(b_weight + c);
+    const uint2 a = *reinterpret_cast<const uint2*>(a_weight + c);
+    products[0] = dot(b.y, x.y, dot(b.x, x.x, products[0]));
+    products[1] = dot(a.y, x.y, dot(a.x, x.x, products[1]));
+  }
   if (part < 3) {
     mixed[threadIdx.x] = own_channel ? silu(fmaf(last_tap, newest, convolved)) : 0;
     next_kept[old_rows - 1][threadIdx.x] = newest;
   } else if (of_part < value_dim) {
     gate[of_part] = silu(args.z[token][head * value_dim + of_part]);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float sum = warp_sum(products[i]);
+    if (lane == 0) partial[i][warp] = sum;
   }
   __syncthreads();
 #if __CUDA_ARCH__ >= 900
@@ -258,7 +266,8 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const auto* queries = reinterpret_cast<const float4*>(mixed);
   const auto* keys = reinterpret_cast<const float4*>(mixed + kMostDim);
   const TokenScales scales(queries, keys, key_dim, delta.epsilon);
-  const float beta = beta_and_decay[0], decay = beta_and_decay[1];
+  float beta, decay;
+  gates_of(partial, dt_bias, rate, beta, decay);
   float key_dots[kRows], query_dots[kRows], updates[kRows];
   state.dots(queries, scales.query, query_dots);
   state.dots(keys, scales.key, key_dots);
@@ -378,7 +387,7 @@ LinearInput delta_step(Stream& stream, Workspace& workspace, const DeltaStepCall
   config.numAttrs = 2;
   BRAID_CUDA_CHECK(cudaLaunchKernelEx(
       &config, whole ? delta_step_kernel<true> : delta_step_kernel<false>, args));
-  stream.cuda().finish_op("delta_step");
+  stream.cuda().finish_op("delta_step", true);
   if (!rounds) return cuda::prepare_linear_input(stream, workspace, out, call.rounding);
   return packed.input(TensorView(call.raw.raw(), DType::kF32, {tokens, width}, call.raw.device()));
 }

@@ -92,6 +92,7 @@ bool gated_mlps(Stream& stream, Workspace& workspace, std::span<const GatedMlpCa
     up.experts = products.experts;
     set_up_rows(plan, first, up, joined ? width : 0);
     first.activation = call.activation;
+    BRAID_CHECK(!call.early || !stream.cuda().next_begins_ahead(), "input of a block");
     first.early = call.early;
     first.x_rows = routed ? call.groups->tokens.data<int32_t>() : nullptr;
     first.packed = activated.rows().data;

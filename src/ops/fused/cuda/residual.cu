@@ -59,6 +59,7 @@ struct BranchArguments {
 template <bool kNormed, int kInputs, bool kAligned, int kVectors>
 __global__ void __launch_bounds__(kVectors == 1 ? 1024 : kMostThreads, least_blocks(kVectors))
     branch_kernel(const __grid_constant__ BranchArguments args) {
+  let_next_begin_if_few();
   const auto element = [](int j) { return 4 * (j * blockDim.x + threadIdx.x); };
   const auto weight = [&](const float* weights, int j) {
     return weights != nullptr ? load4<kAligned>(weights, element(j), args.width)
@@ -293,7 +294,7 @@ void add_branch(Stream& stream, Workspace& workspace, const ResidualBranch& bran
       run(std::false_type{});
     }
   });
-  stream.cuda().finish_op("add_branch");
+  stream.cuda().finish_op("add_branch", true);
 }
 
 void combine_with_dense(Stream& stream, const TensorView& expert_outputs,

@@ -21,7 +21,8 @@ constexpr int64_t kMostElements = int64_t{2} << 20;
 // stand for those that the instruction would have it take, in both factors.
 template <int kChunks, int kTiles>
 __global__ void __launch_bounds__(kThreads)
-    few_rows_kernel(const __grid_constant__ Products products) {
+    few_rows_kernel(const __grid_constant__ Products products, bool ahead) {
+  if (ahead) let_next_begin();
   __shared__ float partial[kWarps][kTiles * kTileTokens * kBlockRows];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int group = lane / 4;
@@ -83,10 +84,10 @@ __global__ void __launch_bounds__(kThreads)
 static_assert(kMostFewRowsTokens * kBlockRows <= kThreads);
 
 template <int kChunks>
-void launch_tiles(Stream& stream, const Products& products) {
+void launch_tiles(Stream& stream, const Products& products, bool ahead) {
   const auto run = [&](auto kernel) {
     launch(stream, kernel, static_cast<unsigned>(ceil_divide(products.rows, kBlockRows)), kThreads,
-           0, products);
+           0, products, ahead);
   };
   const int tiles = ceil_divide(products.tokens, kTileTokens);
   if (tiles <= 1) {
@@ -109,7 +110,7 @@ bool few_rows_can(const Products& products) {
          reinterpret_cast<uintptr_t>(products.weights) % 16 == 0;
 }
 
-void few_rows_products(Stream& stream, const Products& products) {
+void few_rows_products(Stream& stream, const Products& products, bool ahead) {
   const int chunks = ceil_divide(products.cols, kWarps * kChunkColumns);
   for (int first = 0; first < products.tokens; first += kMostFewRowsTokens) {
     Products part = products;
@@ -117,11 +118,11 @@ void few_rows_products(Stream& stream, const Products& products) {
     part.packed += first * products.packed_stride;
     part.y += first * products.y_stride;
     if (chunks <= 4) {
-      launch_tiles<4>(stream, part);
+      launch_tiles<4>(stream, part, ahead);
     } else if (chunks <= 6) {
-      launch_tiles<6>(stream, part);
+      launch_tiles<6>(stream, part, ahead);
     } else {
-      launch_tiles<8>(stream, part);
+      launch_tiles<8>(stream, part, ahead);
     }
   }
 }

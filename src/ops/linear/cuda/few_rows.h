@@ -9,6 +9,7 @@ namespace braid::cuda {
 // registers before. The order of a token's sums does not depend on the others.
 inline constexpr int kMostFewRowsTokens = 64;
 bool few_rows_can(const Products& products);
-void few_rows_products(Stream& stream, const Products& products);
+// ahead: the next kernel may begin before x is there (let_next_begin()).
+void few_rows_products(Stream& stream, const Products& products, bool ahead = false);
 
 }  // namespace braid::cuda

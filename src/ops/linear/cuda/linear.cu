@@ -3,6 +3,7 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/fused/cuda/token_inputs.h"
+#include "ops/linear/cuda/few_rows.h"
 #include "ops/linear/cuda/int8_products.h"
 #include "ops/linear/cuda/product_paths.h"
 #include "ops/linear/cuda/products.h"
@@ -93,7 +94,11 @@ LinearInput prepare_linear_input(Stream& stream, Workspace& workspace, const Ten
   return input;
 }
 
-void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y) {
+bool linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorView& y,
+            int64_t next_bytes) {
+  // What rings of weights hold, about.
+  const int64_t ring_bytes = int64_t{stream.cuda().num_multiprocessors()} << 17;
+  bool ahead = false;
   if (reads_token_codes(w, x)) {
     Int8Products products = int8_products_of(w, x);
     products.y = y.data<float>();
@@ -101,9 +106,16 @@ void linear(Stream& stream, const Weight& w, const LinearInput& x, const TensorV
     int8_products(stream, products);
   } else {
     const Products products = make_products(w, x, y);
-    run_path(stream, products, choose(stream, products));
+    const ProductChoice choice = choose(stream, products);
+    ahead = choice.path == ProductPath::kFewRows && products.tokens == 1 && next_bytes > ring_bytes;
+    if (ahead) {
+      few_rows_products(stream, products, true);
+    } else {
+      run_path(stream, products, choice);
+    }
   }
-  stream.cuda().finish_op("linear");
+  stream.cuda().finish_op("linear", ahead);
+  return !ahead;
 }
 
 void grouped_linear(Stream& stream, const Weight& w, const LinearInput& x, const IndexList& offsets,
