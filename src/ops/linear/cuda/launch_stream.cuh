@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "base/check.h"
+#include "base/error.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/linear/cuda/weight_stream.cuh"
 
@@ -82,7 +83,13 @@ void launch_stream(Stream& stream, StreamPlan& plan) {
 
   auto* kernel = stream_kernel<Source, kTokenTiles>;
   const size_t bytes = stream_block_bytes<Source>(plan, plan.slots);
-  BRAID_CHECK(bytes <= most_bytes, "{} bytes of shared memory", bytes);
+  if (bytes > most_bytes) {
+    BRAID_CHECK(plan.most_entries > 0, "{} bytes of shared memory", bytes);
+    throw Error(
+        "a step of {} pairs of a token and an expert is too large for --deterministic on this "
+        "device: use a smaller --batch-tokens",
+        plan.pairs);
+  }
   static size_t allowed = 0;
   if (bytes > allowed) {
     BRAID_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
