@@ -55,8 +55,8 @@ __device__ __forceinline__ void wait_for_inputs() {
 
 // Before wait_for_inputs(), of kernels that are short and take few multiprocessors: the next one
 // may begin as soon as all blocks of this one have, while those in front still run, and has its
-// first weights by the time this one is done. What that next one reads before it waits must have
-// been complete when this one began: nothing that the kernel in front of this one makes.
+// first weights by the time this one is done. What it reads before it waits must be constant or of
+// earlier steps; ops that read more than that check StreamState::next_begins_ahead().
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

@@ -528,6 +528,8 @@ std::optional<LinearInput> attend_heads(Stream& stream, Workspace& workspace,
       !rows_are_aligned(heads.cos, heads.sin)) {
     return std::nullopt;
   }
+  // Cosines and sines, and keys that another layer has stored, are read ahead.
+  BRAID_CHECK(!stream.cuda().next_begins_ahead(), "attention");
   Arguments args{.q = rows_of<const float>(call.q),
                  .q_norm = heads.q_norm.data<float>(),
                  .normed_values = heads.normed_values,

@@ -13,14 +13,13 @@ struct Inputs;
 template <>
 struct Inputs<false> {
   static __device__ float element(const Products& p, int64_t token, int col) {
-    return __ldg(p.x + token * p.x_stride + col);
+    return p.x[token * p.x_stride + col];
   }
 };
 template <>
 struct Inputs<true> {
   static __device__ float element(const Products& p, int64_t token, int col) {
-    return __uint_as_float(static_cast<uint32_t>(__ldg(p.packed + token * p.packed_stride + col))
-                           << 16);
+    return __uint_as_float(static_cast<uint32_t>(p.packed[token * p.packed_stride + col]) << 16);
   }
 };
 

@@ -174,8 +174,8 @@ class Items {
         (first_tiles_[middle] <= tile ? low : high) = middle;
       }
       item.expert = low;
-      item.begin = __ldg(p_.offsets + low) + (tile - first_tiles_[low]) * tile_tokens_;
-      end = __ldg(p_.offsets + low + 1);
+      item.begin = p_.offsets[low] + (tile - first_tiles_[low]) * tile_tokens_;
+      end = p_.offsets[low + 1];
     }
     item.count = min(tile_tokens_, end - item.begin);
     return item;
@@ -261,7 +261,7 @@ __device__ __forceinline__ const uint8_t* panel_of(const Int8Products& p, const 
 // Row of the inputs of an item's token.
 __device__ __forceinline__ int input_row(const Int8Products& p, const Item& item, int token) {
   const int at = item.begin + (token < item.count ? token : 0);
-  return p.x_rows != nullptr ? __ldg(p.x_rows + at) : at;
+  return p.x_rows != nullptr ? p.x_rows[at] : at;
 }
 
 template <bool kGated, int kPanels>

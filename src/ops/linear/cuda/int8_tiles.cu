@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kTileThreads, Shape<kTokens>::kBlocks)
   const auto find_ending = [&](int index) {
     const Item item = items.at(index);
     const int token = static_cast<int>(threadIdx.x);
-    x_scale = token < kTokens ? __ldg(p.scales + input_row(p, item, token)) : 0;
+    x_scale = token < kTokens ? p.scales[input_row(p, item, token)] : 0;
     return ending_of<kGated, kPanels>(p, item);
   };
 #pragma unroll 1
