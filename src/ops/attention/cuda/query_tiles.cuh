@@ -3,6 +3,7 @@
 // What the kernels of attention that go through tiles of queries share: their arguments, the
 // queries of a block's tile, and the results of tiles that have several blocks.
 
+#include "base/check.h"
 #include "ops/attention/cuda/attention_tile.cuh"
 #include "ops/attention/cuda/query_tiles.h"
 #include "ops/cuda/launch.cuh"
@@ -39,6 +40,30 @@ struct QueryArguments {
     }
   }
 };
+
+// run.operator()<head_dim, Stored>(), for a store that tiles_fit().
+template <typename Run>
+void with_store(const AttentionCall& call, const Run& run) {
+  const auto of_type = [&]<typename Stored>() {
+    switch (call.head_dim()) {
+      case 64:
+        return run.template operator()<64, Stored>();
+      case 128:
+        return run.template operator()<128, Stored>();
+      case 256:
+        return run.template operator()<256, Stored>();
+      case 512:
+        return run.template operator()<512, Stored>();
+      default:
+        BRAID_CHECK(false, "heads of {}", call.head_dim());
+    }
+  };
+  if (call.cache.keys.dtype() == DType::kI8) {
+    of_type.template operator()<int8_t>();
+  } else {
+    of_type.template operator()<__nv_bfloat16>();
+  }
+}
 
 // The queries of a block. Grid: tiles, KV heads, blocks of a tile.
 template <int kDim, int kMost>

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "base/check.h"
 #include "ops/attention/cuda/key_spans.h"
 #include "ops/attention/cuda/query_tiles.cuh"
 
@@ -194,30 +193,10 @@ void run(const AttentionCall& call) {
   if (tiles.num_whole() > 0) launch_tiles<kDim, Stored>(call, args, tiles.num_whole());
 }
 
-template <typename Stored>
-void run(const AttentionCall& call) {
-  switch (call.head_dim()) {
-    case 64:
-      return run<64, Stored>(call);
-    case 128:
-      return run<128, Stored>(call);
-    case 256:
-      return run<256, Stored>(call);
-    case 512:
-      return run<512, Stored>(call);
-    default:
-      BRAID_CHECK(false, "heads of {}", call.head_dim());
-  }
-}
-
 }  // namespace
 
 void span_attention(const AttentionCall& call) {
-  if (call.cache.keys.dtype() == DType::kI8) {
-    run<int8_t>(call);
-  } else {
-    run<__nv_bfloat16>(call);
-  }
+  with_store(call, [&]<int kDim, typename Stored>() { run<kDim, Stored>(call); });
 }
 
 }  // namespace braid::cuda

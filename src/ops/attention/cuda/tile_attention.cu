@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/check.h"
 #include "ops/attention/cuda/prompt_attention.h"
 #include "ops/attention/cuda/query_tiles.cuh"
 
@@ -254,22 +253,6 @@ void run(const AttentionCall& call) {
   }
 }
 
-template <typename Stored>
-void run(const AttentionCall& call) {
-  switch (call.head_dim()) {
-    case 64:
-      return run<64, Stored>(call);
-    case 128:
-      return run<128, Stored>(call);
-    case 256:
-      return run<256, Stored>(call);
-    case 512:
-      return run<512, Stored>(call);
-    default:
-      BRAID_CHECK(false, "heads of {}", call.head_dim());
-  }
-}
-
 }  // namespace
 
 bool tiles_fit(const PagedKv& cache) {
@@ -281,11 +264,7 @@ bool tiles_fit(const PagedKv& cache) {
 }
 
 void tile_attention(const AttentionCall& call) {
-  if (call.cache.keys.dtype() == DType::kI8) {
-    run<int8_t>(call);
-  } else {
-    run<__nv_bfloat16>(call);
-  }
+  with_store(call, [&]<int kDim, typename Stored>() { run<kDim, Stored>(call); });
 }
 
 }  // namespace braid::cuda
