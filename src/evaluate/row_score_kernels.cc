@@ -24,8 +24,8 @@ BRAID_INLINE double sum(Vd v) {
   return total;
 }
 
-// exp(x) for x ≤ 0: x = n·ln 2 + r, |r| ≤ ln 2 / 2, and the series of exp(r) to r^12 / 12!, the
-// next term being below 2^-52.
+// exp(x) for x ≤ 0: x = n·ln 2 + r, |r| ≤ ln 2 / 2, and the series of exp(r) to r^13 / 13!, the
+// next term being below 2^-57.
 BRAID_INLINE Vd exp_below_one(Vd x) {
   const Vd lowest = splat_double(-700);
   const Vl above = x > lowest;
@@ -34,7 +34,8 @@ BRAID_INLINE Vd exp_below_one(Vd x) {
   const Vd shifted = x * 0x1.71547652b82fep0 + magic;
   const Vd n = shifted - magic;
   const Vd r = (x - n * 0x1.62e42fee00000p-1) - n * 0x1.a39ef35793c76p-33;
-  Vd p = splat_double(1.0 / 479001600);
+  Vd p = splat_double(1.0 / 6227020800);
+  p = p * r + 1.0 / 479001600;
   p = p * r + 1.0 / 39916800;
   p = p * r + 1.0 / 3628800;
   p = p * r + 1.0 / 362880;
