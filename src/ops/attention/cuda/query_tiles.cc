@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/check.h"
-
 namespace braid::cuda {
 namespace {
 
@@ -25,8 +23,7 @@ QueryTiles::QueryTiles(const AttentionCall& call, const QueryTileSizes& sizes)
   }
 }
 
-QueryTiles::Uploaded QueryTiles::upload(int variant) const {
-  BRAID_CHECK(0 < variant && variant < kVariants, "variant {}", variant);
+QueryTiles::Uploaded QueryTiles::upload(Table table) const {
   const size_t tiles_bytes = (num_split_ + num_whole_) * sizeof(QueryTile);
   const size_t bytes = tiles_bytes + num_split_ * call_.kv_heads() * sizeof(int32_t);
   const int group = call_.group();
@@ -51,8 +48,9 @@ QueryTiles::Uploaded QueryTiles::upload(int variant) const {
   };
   // Beside the table of the sequences, which has their address itself as its key. For steps of one
   // row a sequence it does not depend on anything but their number.
-  static_assert(kVariants <= alignof(SequenceRows));
-  const auto* key = reinterpret_cast<const std::byte*>(call_.sequences.data()) + variant;
+  static_assert(static_cast<size_t>(Table::kCount) <= alignof(SequenceRows));
+  const auto* key =
+      reinterpret_cast<const std::byte*>(call_.sequences.data()) + static_cast<size_t>(table);
   const auto* tiles = static_cast<const std::byte*>(call_.stream.cuda().table(key, bytes, fill));
   const auto* split = reinterpret_cast<const QueryTile*>(tiles);
   auto* arrivals = reinterpret_cast<int32_t*>(const_cast<std::byte*>(tiles + tiles_bytes));

@@ -3,6 +3,8 @@
 // What the kernels of attention that go through tiles of queries share: their arguments, the
 // queries of a block's tile, and the results of tiles that have several blocks.
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "ops/attention/cuda/attention_tile.cuh"
 #include "ops/attention/cuda/query_tiles.h"
@@ -84,10 +86,6 @@ class TileQueries {
   __device__ __forceinline__ int position_of(int query) const {
     return sequence_.first_position + row_of(query);
   }
-  // The first position that one at this position sees.
-  __device__ __forceinline__ int first_seen(int position) const {
-    return args_.window > 0 ? max(0, position + 1 - args_.window) : 0;
-  }
   __device__ __forceinline__ VisibleKeys visible() const {
     const int first = position_of(0), last = position_of(count_ - 1);
     return {.begin = first_seen(first),
@@ -151,6 +149,10 @@ class TileQueries {
 
  private:
   __device__ __forceinline__ int row_of(int query) const { return (first_ + query) / args_.group; }
+  // The first position that one at this position sees.
+  __device__ __forceinline__ int first_seen(int position) const {
+    return args_.window > 0 ? max(0, position + 1 - args_.window) : 0;
+  }
   // In rows of all heads.
   template <typename T>
   __device__ __forceinline__ T* element_of(const Rows<T>& rows, int query) const {

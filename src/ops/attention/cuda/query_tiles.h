@@ -37,10 +37,10 @@ class QueryTiles {
     const QueryTile* whole;  // those of most keys first
     int32_t* arrivals;       // [split tiles, kv_heads], zeros; kernels leave zeros
   };
-  // The layers of a step share one copy of each variant, a number below kVariants: calls of a step
-  // with different sizes need different ones.
-  static constexpr int kVariants = 8;
-  Uploaded upload(int variant) const;
+  // The layers of a step share one copy of each table, so those with different sizes need different
+  // ones.
+  enum class Table : uint8_t { kTiles = 1, kLargeTiles, kSpans, kWholeSpans, kCount };
+  Uploaded upload(Table table) const;
 
  private:
   const AttentionCall& call_;

@@ -181,7 +181,8 @@ void run(const AttentionCall& call) {
   const QueryTiles tiles(call, {may_split ? kMostSplitQueries : 0, kTileQueries, kTileQueries});
   if (tiles.empty()) return;
   // Layers whose plans differ do so by what may be split.
-  const QueryTiles::Uploaded uploaded = tiles.upload(may_split ? 3 : 4);
+  const QueryTiles::Uploaded uploaded =
+      tiles.upload(may_split ? QueryTiles::Table::kSpans : QueryTiles::Table::kWholeSpans);
   SpanArguments args(call, spans);
   if (tiles.num_split() > 0) {
     args.tiles = uploaded.split;

@@ -231,7 +231,8 @@ void run(const AttentionCall& call) {
   }
   const QueryTiles tiles = tiles_of(whole);
   if (tiles.empty()) return;
-  const QueryTiles::Uploaded uploaded = tiles.upload(whole == kTileQueries ? 1 : 2);
+  const QueryTiles::Uploaded uploaded = tiles.upload(
+      whole == kTileQueries ? QueryTiles::Table::kTiles : QueryTiles::Table::kLargeTiles);
   TileArguments args(call);
   if (tiles.num_split() > 0) {
     const auto most_keys = static_cast<int>(most_visible_keys(call, kSplitTileQueries));
